@@ -1,13 +1,14 @@
 // Convolutions that read every weight once for up to 64 pixels, and ask for the next ones ahead.
 //
 //   x  (count, height, width, channels)        input, nhwc; for patch_conv nchw
-//   w  (panels, places, depth, kWidth)         weights of kWidth outputs a panel, then zeros
+//   w  (panels, places, depth, width)          weights of so many outputs a panel, then zeros
 //   y  (count, rows, columns, outputs) =       output, nhwc
 //
 // A thread takes a panel of outputs and a chunk of pixels, whose sums stay in the nearest cache.
 // What a pixel reads is multiplied by weights, a few pixels at once, with sums in registers.
 //
-//   direct_conv   goes through the kernel's places: at each the pixels that read inside of the image
+//   direct_conv   goes through the kernel's places: at each the pixels that read inside of the
+//   image
 //                 are multiplied where they lie. Padding costs nothing. Depth is `channels`.
 //   patch_conv    copies what the kernel covers of images of few channels, as one place: depth is
 //                 channels * kernel_height * kernel_width, in this order. Of one channel at most
@@ -16,90 +17,23 @@
 //                 convolution of that: one place of depth `channels`.
 //
 // With one image the weights of small images are all that there is to move: for 9.4 MB of 512 x 512
-// channels that no cache held, a first version of direct_conv took 379 us, oneDNN's kernel on packed
-// weights 779 (2 cores of a Xeon with AVX-512, 2026-11-28).
+// channels that no cache held, a first version of direct_conv took 379 us, oneDNN's kernel on
+// packed weights 779 (2 cores of a Xeon with AVX-512, 2026-11-28).
 //
 // Deterministic: each element is made by one thread, from sums of one place and up to kDepth of its
 // numbers.
 
-#include <algorithm>
-
-#include "cpu/lanes.hpp"
+#include "cpu/panels.hpp"
 
 extern "C" int omp_get_max_threads();
 
 namespace {
 
-using plantune::Epilogue;
-using plantune::kLanes;
-using plantune::Lanes;
+using namespace plantune;
 
-constexpr int kVectors = 4;
-constexpr int kWidth = kVectors * kLanes;
-// Pixels at once: their sums take most of 32 or 16 registers.
-#if defined(__AVX512F__)
-constexpr int kRows = 6;
-#elif defined(__AVX2__)
-constexpr int kRows = 3;
-#else
-constexpr int kRows = 1;
-#endif
 // The most pixels of a chunk: the sums of all stay in the nearest cache.
 constexpr int kChunk = 64;
-// Channels of one sum: of 9,216 the error would be up to 1.5 of what is allowed (emulated).
-constexpr int kDepth = 512;
 static_assert(kDepth >= 512, "patch_conv copies up to so many pixels of a channel at once");
-// So many rows of weights ahead they are asked for.
-constexpr int kAhead = 16;
-constexpr int kFloatsOfLine = 16;
-
-struct Conv {
-  int count, height, width, channels, rows, columns, outputs;
-  int kernel_height, kernel_width, stride_y, stride_x, top, left, dilation_y, dilation_x;
-};
-
-// sums[i] += x[i] * w of so many pixels and channels from `first` on, for kWidth outputs.
-template <int kPixels>
-void multiply(const float* const* x, int first, int channels, const float* w, float* const* sums) {
-  Lanes products[kPixels][kVectors] = {};
-  for (int c = first; c < first + channels; ++c, w += kWidth) {
-    for (int i = 0; i < kWidth; i += kFloatsOfLine) __builtin_prefetch(w + kAhead * kWidth + i);
-    Lanes weights[kVectors];
-    for (int v = 0; v < kVectors; ++v) weights[v] = plantune::load<Lanes>(w + v * kLanes);
-    for (int i = 0; i < kPixels; ++i) {
-      for (int v = 0; v < kVectors; ++v) products[i][v] += weights[v] * x[i][c];
-    }
-  }
-  for (int i = 0; i < kPixels; ++i) {
-    for (int v = 0; v < kVectors; ++v) {
-      float* const sum = sums[i] + v * kLanes;
-      plantune::store(sum, plantune::load<Lanes>(sum) + products[i][v]);
-    }
-  }
-}
-
-// The same for any number of pixels up to kPixels.
-template <int kPixels>
-void multiply_up_to(int pixels, const float* const* x, int first, int channels, const float* w,
-                    float* const* sums) {
-  if (pixels == kPixels) {
-    multiply<kPixels>(x, first, channels, w, sums);
-  } else if constexpr (kPixels > 1) {
-    multiply_up_to<kPixels - 1>(pixels, x, first, channels, w, sums);
-  }
-}
-
-// The sums of so many pixels and one panel, of what each of them reads at one place.
-void multiply_rows(int pixels, const float* const* x, int depth, const float* w,
-                   float* const* sums) {
-  for (int first = 0; first < depth; first += kDepth) {
-    const int part = std::min(kDepth, depth - first);
-    const float* const weights = w + size_t(first) * kWidth;
-    for (int i = 0; i < pixels; i += kRows) {
-      multiply_up_to<kRows>(std::min(kRows, pixels - i), x + i, first, part, weights, sums + i);
-    }
-  }
-}
 
 // Some output pixels, one after the other, and where the kernel begins for each of them.
 struct Chunk {
@@ -118,14 +52,16 @@ struct Chunk {
   }
 };
 
-typedef float Sums[kChunk][kWidth];
+template <typename P>
+using Sums = float[kChunk][P::kWidth];
 
 struct Channels {
   int first, count;
 };
 
 // Adds what one place of the kernel contributes; `w` are its weights.
-void add_place(const Conv& conv, const Chunk& chunk, int place, const float* w, Sums& sums) {
+template <typename P>
+void add_place(const Conv& conv, const Chunk& chunk, int place, const float* w, Sums<P>& sums) {
   const int down = place / conv.kernel_width * conv.dilation_y;
   const int across = place % conv.kernel_width * conv.dilation_x;
   const float* x[kChunk];
@@ -137,12 +73,15 @@ void add_place(const Conv& conv, const Chunk& chunk, int place, const float* w, 
     x[inside] = chunk.images[i] + (size_t(row) * conv.width + column) * conv.channels;
     to[inside++] = sums[i];
   }
-  multiply_rows(inside, x, conv.channels, w, to);
+  P::template multiply<true>(inside, x, conv.channels, w, to);
 }
 
-// Adds the products of what `fill` makes for each pixel of some channels: `numbers` of each.
-template <typename Fill>
-void add_filled(const Conv& conv, const Chunk& chunk, int numbers, const float* w, Sums& sums,
+// Writes what a pixel reads of some channels of an image, from a row and column on.
+typedef void (*Fill)(const Conv&, Channels, const float* image, int row, int column, float* to);
+
+// Adds the products of what `fill` writes for each pixel: `numbers` of each channel.
+template <typename P>
+void add_filled(const Conv& conv, const Chunk& chunk, int numbers, const float* w, Sums<P>& sums,
                 Fill fill) {
   alignas(64) float room[kChunk][kDepth];
   const float* x[kChunk];
@@ -154,8 +93,8 @@ void add_filled(const Conv& conv, const Chunk& chunk, int numbers, const float* 
     for (int i = 0; i < chunk.pixels; ++i) {
       fill(conv, part, chunk.images[i], chunk.rows[i], chunk.columns[i], room[i]);
     }
-    const float* const weights = w + size_t(first) * numbers * kWidth;
-    multiply_rows(chunk.pixels, x, part.count * numbers, weights, to);
+    const float* const weights = w + size_t(first) * numbers * P::kWidth;
+    P::template multiply<true>(chunk.pixels, x, part.count * numbers, weights, to);
   }
 }
 
@@ -188,56 +127,69 @@ void copy_patch(const Conv& conv, Channels part, const float* image, int row, in
 // The mean of each channel in a window of an image in nhwc; pixels outside count as zeros.
 void average(const Conv& conv, Channels part, const float* image, int row, int column, float* to) {
   const float share = 1.0f / float(conv.kernel_height * conv.kernel_width);
-  const int first_x = std::max(column, 0), last_x = std::min(column + conv.kernel_width, conv.width);
+  const int first_x = std::max(column, 0),
+            last_x = std::min(column + conv.kernel_width, conv.width);
   const int first_y = std::max(row, 0), last_y = std::min(row + conv.kernel_height, conv.height);
-  plantune::for_channels(part.count, [&](int c, auto type) {
+  for_channels(part.count, [&](int c, auto type) {
     using T = decltype(type);
     T sum{};
     for (int y = first_y; y < last_y; ++y) {
       const float* const from = image + size_t(y) * conv.width * conv.channels + part.first + c;
       for (int x = first_x; x < last_x; ++x) {
-        sum += plantune::load<T>(from + size_t(x) * conv.channels);
+        sum += load<T>(from + size_t(x) * conv.channels);
       }
     }
-    plantune::store(to + c, sum * share);
-  });
-}
-
-// Writes what follows from the sums of some outputs, of which `first` is the first.
-void finish(const Conv& conv, const Epilogue& epilogue, const float* sums, int first, size_t pixel,
-            float* y) {
-  const size_t place = pixel * conv.outputs + first;
-  const float* const bias = epilogue.bias == nullptr ? nullptr : epilogue.bias + first;
-  plantune::for_channels(std::min(kWidth, conv.outputs - first), [&](int o, auto type) {
-    using T = decltype(type);
-    const float* const residual =
-        epilogue.residual == nullptr ? nullptr : epilogue.residual + place + o;
-    const T sum = plantune::load<T>(sums + o) + plantune::load_or_zero<T>(bias, o);
-    const T value = plantune::before_offset(sum, epilogue, residual);
-    plantune::store(y + place + o, plantune::with_offset(value, epilogue));
-    if (epilogue.unshifted != nullptr) plantune::store(epilogue.unshifted + place + o, value);
+    store(to + c, sum * share);
   });
 }
 
 // A convolution whose `add` adds to sums what a chunk contributes to a panel.
-template <typename Add>
-void convolve(const Conv& conv, const float* x, const Epilogue& epilogue, float* y, Add add) {
-  const int panels = (conv.outputs + kWidth - 1) / kWidth;
+template <typename P, typename Add>
+void convolve_panels(const Conv& conv, const float* x, const Epilogue& epilogue, float* y,
+                     Add add) {
+  const int panels = ceil_div(conv.outputs, P::kWidth);
   const int pixels = conv.count * conv.rows * conv.columns;
   // Fewer panels than threads share their pixels.
-  const int parts = (omp_get_max_threads() + panels - 1) / panels;
-  const int size = std::max(1, std::min(kChunk, (pixels + parts - 1) / parts));
-  const int chunks = (pixels + size - 1) / size;
+  const int parts = ceil_div(omp_get_max_threads(), panels);
+  const int size = std::max(1, std::min(kChunk, ceil_div(pixels, parts)));
+  const int chunks = ceil_div(pixels, size);
 #pragma omp parallel for schedule(static)
   for (int task = 0; task < panels * chunks; ++task) {
     const int panel = task / chunks, first = task % chunks * size;
     const Chunk chunk(conv, x, first, std::min(pixels, first + size));
-    alignas(64) Sums sums;
-    std::fill_n(sums[0], chunk.pixels * kWidth, 0.0f);
+    alignas(64) Sums<P> sums;
+    std::fill_n(sums[0], chunk.pixels * P::kWidth, 0.0f);
     add(chunk, panel, sums);
     for (int i = 0; i < chunk.pixels; ++i) {
-      finish(conv, epilogue, sums[i], panel * kWidth, size_t(first) + i, y);
+      P::finish(conv, epilogue, sums[i], panel * P::kWidth, size_t(first) + i, y);
     }
+  }
+}
+
+// A convolution of what `fill` writes of each pixel: `numbers` of each channel.
+void convolve_filled(const Conv& conv, int numbers, const float* x, const float* w,
+                     const Epilogue& epilogue, float* y, Fill fill) {
+  with_panel(conv.outputs, [&](auto kind) {
+    using P = decltype(kind);
+    const size_t of_panel = size_t(conv.channels) * numbers * P::kWidth;
+    convolve_panels<P>(conv, x, epilogue, y, [&](const Chunk& chunk, int panel, Sums<P>& sums) {
+      add_filled<P>(conv, chunk, numbers, w + panel * of_panel, sums, fill);
+    });
+  });
+}
+
+Fill copy_of(int kernel_width) {
+  switch (kernel_width) {
+    case 3:
+      return copy_patch<3>;
+    case 4:
+      return copy_patch<4>;
+    case 5:
+      return copy_patch<5>;
+    case 7:
+      return copy_patch<7>;
+    default:
+      return copy_patch<8>;
   }
 }
 
@@ -245,44 +197,33 @@ void convolve(const Conv& conv, const float* x, const Epilogue& epilogue, float*
 
 extern "C" {
 
-// How many outputs a panel of weights has.
-int direct_conv_width() { return kWidth; }
+// How many outputs a panel of weights has, of so many in all.
+int direct_conv_width(int outputs) { return vectors_for(outputs) * kLanes; }
 
 void direct_conv(const Conv* conv, const float* x, const float* w, const Epilogue* epilogue,
                  float* y) {
   const int places = conv->kernel_height * conv->kernel_width;
-  const size_t of_place = size_t(conv->channels) * kWidth;
-  convolve(*conv, x, *epilogue, y, [=](const Chunk& chunk, int panel, Sums& sums) {
-    for (int place = 0; place < places; ++place) {
-      add_place(*conv, chunk, place, w + (size_t(panel) * places + place) * of_place, sums);
-    }
+  with_panel(conv->outputs, [&](auto kind) {
+    using P = decltype(kind);
+    const size_t of_place = size_t(conv->channels) * P::kWidth;
+    convolve_panels<P>(*conv, x, *epilogue, y, [&](const Chunk& chunk, int panel, Sums<P>& sums) {
+      for (int place = 0; place < places; ++place) {
+        const float* const weights = w + (size_t(panel) * places + place) * of_place;
+        add_place<P>(*conv, chunk, place, weights, sums);
+      }
+    });
   });
 }
 
 void patch_conv(const Conv* conv, const float* x, const float* w, const Epilogue* epilogue,
                 float* y) {
   const int numbers = conv->kernel_height * conv->kernel_width;
-  const size_t of_panel = size_t(conv->channels) * numbers * kWidth;
-  const auto run = [=](auto copy) {
-    convolve(*conv, x, *epilogue, y, [=](const Chunk& chunk, int panel, Sums& sums) {
-      add_filled(*conv, chunk, numbers, w + panel * of_panel, sums, copy);
-    });
-  };
-  switch (conv->kernel_width) {
-    case 3: return run(copy_patch<3>);
-    case 4: return run(copy_patch<4>);
-    case 5: return run(copy_patch<5>);
-    case 7: return run(copy_patch<7>);
-    default: return run(copy_patch<8>);
-  }
+  convolve_filled(*conv, numbers, x, w, *epilogue, y, copy_of(conv->kernel_width));
 }
 
 void pooled_conv(const Conv* conv, const float* x, const float* w, const Epilogue* epilogue,
                  float* y) {
-  const size_t of_panel = size_t(conv->channels) * kWidth;
-  convolve(*conv, x, *epilogue, y, [=](const Chunk& chunk, int panel, Sums& sums) {
-    add_filled(*conv, chunk, 1, w + panel * of_panel, sums, average);
-  });
+  convolve_filled(*conv, 1, x, w, *epilogue, y, average);
 }
 
 }  // extern "C"

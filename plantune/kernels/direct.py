@@ -1,4 +1,4 @@
-"""What families share whose kernel is `csrc/cpu/direct_conv.cpp`."""
+"""What families share whose kernels multiply pixels with the panels of `csrc/cpu/panels.hpp`."""
 
 from __future__ import annotations
 
@@ -34,23 +34,30 @@ class Conv(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Built:
-    """`run` takes the sizes, the addresses of images and panels, the epilogue, and where to."""
+    """`run` takes the sizes, the addresses of images and panels, the epilogue, and where to, then
+    what the kernel takes beside. `width` is how many of so many outputs a panel has.
+    """
 
     run: Callable[..., None]
-    width: int  # outputs of a panel of weights
+    width: Callable[[int], int]
 
 
 class DirectFamily(UnitFamily[P]):
-    """A family whose kernel is the function `entry` of that unit."""
+    """A family whose kernel is a function of its unit."""
 
     unit: ClassVar = "direct_conv"
-    entry: ClassVar[str] = "direct_conv"
+    # Types of what the kernel takes beside.
+    more: ClassVar[tuple[Any, ...]] = ()
+
+    def entry(self, parts: P) -> str:
+        """The name of that function."""
+        return self.unit
 
     def build(self, parts: P, config: Attrs, arch: Arch) -> Built:
         library, address = self.library(parts), ctypes.c_void_p
-        ends = [ctypes.POINTER(Epilogue), address]
-        run = function(library, self.entry, [ctypes.POINTER(Conv), address, address, *ends])
-        return Built(run, getattr(library, f"{self.unit}_width")())
+        ends = [ctypes.POINTER(Epilogue), address, *self.more]
+        run = function(library, self.entry(parts), [ctypes.POINTER(Conv), address, address, *ends])
+        return Built(run, getattr(library, f"{self.unit}_width"))
 
 
 class DirectConvFamily(DirectFamily[ConvParts]):
@@ -65,12 +72,16 @@ class DirectConvFamily(DirectFamily[ConvParts]):
         frame: Frame,
         conv: Conv,
         filters: Callable[[Tensor], Tensor] | None = None,
+        more: tuple[int, ...] = (),
     ) -> Binding:
-        """A launch of the kernel. Its panels are made of what `filters` makes of the weight."""
+        """A launch of the kernel. Its panels are made of what `filters` makes of the weight; `more`
+        is what it takes beside.
+        """
         values, built, epilogue = frame.values, frame.built, parts.epilogue
+        width = built.width(parts.outputs)
 
         def pack(weight: Tensor) -> Tensor:
-            return panels(weight if filters is None else filters(weight), built.width)
+            return panels(weight if filters is None else filters(weight), width)
 
         folded = Folded(epilogue, values, pack, apart=True)
         y = values[parts.y]
@@ -80,7 +91,7 @@ class DirectConvFamily(DirectFamily[ConvParts]):
 
         def launch(stream: int) -> None:
             end = folded.after_sums(address(epilogue.residual), address(epilogue.unshifted))
-            built.run(conv, address(parts.x), folded.weight.data_ptr(), end, y.data_ptr())
+            built.run(conv, address(parts.x), folded.weight.data_ptr(), end, y.data_ptr(), *more)
 
         return Binding(launch, folded.refresh)
 

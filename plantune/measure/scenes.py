@@ -270,11 +270,13 @@ def _largest(exact: Exact, rivals: Sequence[Tensor]) -> tuple[float, ...]:
 
 
 def _masks(depends: Tensor, exact: Tensor, dtype: torch.dtype, poison: float) -> Masks:
-    """An image with a number that may become infinite in the output's dtype is not clean."""
+    """An image with a number that depends on the poison, or may become infinite in the output's
+    dtype, is not clean: a ReLU makes zero of an infinity, which for Winograd may be NaN by then.
+    """
     is_nan = exact.isnan() if math.isnan(poison) else torch.zeros_like(depends)
     images = (len(exact), -1) if exact.dim() > 1 else (-1, 1)
     fits = exact.abs() <= torch.finfo(dtype).max / 2  # false of NaN, too
-    clean = fits.reshape(images).all(1)
+    clean = (fits & ~depends).reshape(images).all(1)
     return Masks(depends & is_nan, depends & ~is_nan & ~exact.isfinite(), clean)
 
 

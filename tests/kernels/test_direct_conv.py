@@ -13,24 +13,11 @@ from plantune.kernels.family import Candidate
 from plantune.measure.numerics import check
 from plantune.measure.threads import threads
 
+from .convolutions import WHOLE_END, conv
+
 CONFIG = {"layout": "nhwc"}
 CANDIDATE = Candidate("direct_conv", Attrs(CONFIG))
 pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
-
-
-def conv(x=(2, 5, 6, 7), outputs=9, kernel=(3, 3), parts=(), **geometry):
-    def emit(b):
-        y = b.conv(b.x(*x), b.w(outputs, x[1] // geometry.get("groups", 1), *kernel), **geometry)
-        for part in parts:
-            if part == "residual":
-                y = b("add", y, b.x(*b.graph.types[y].shape))
-            elif part == "relu":
-                y = b("relu", y)
-            else:
-                y = b(part, y, b.w(outputs), axis=1)
-        return y
-
-    return emit
 
 
 STEPS = {
@@ -46,15 +33,12 @@ STEPS = {
     "all of it padding but one pixel": conv(x=(1, 16, 1, 1), padding=(1, 1)),
     "one channel": conv(x=(3, 1, 4, 4), outputs=1, padding=(1, 1)),
     "many channels": conv(x=(1, 2100, 3, 3), outputs=33, kernel=(1, 1)),
-    "a whole panel": conv(x=(1, 8, 4, 4), outputs=64, padding=(1, 1)),
-    "a panel and one output": conv(x=(1, 8, 4, 4), outputs=65, padding=(1, 1)),
+    **{
+        f"{outputs} outputs": conv(x=(1, 8, 4, 4), outputs=outputs, padding=(1, 1))
+        for outputs in (16, 24, 48, 64, 65, 96, 128)
+    },
     "more pixels than a chunk has": conv(x=(1, 8, 13, 11), outputs=40, padding=(1, 1)),
-    "the end of se_resnet9": conv(
-        x=(1, 512, 2, 2),
-        outputs=512,
-        padding=(1, 1),
-        parts=("mul_channel", "add_channel", "residual", "relu"),
-    ),
+    "the end of se_resnet9": conv(x=(1, 512, 2, 2), outputs=512, padding=(1, 1), parts=WHOLE_END),
 }
 
 
@@ -111,12 +95,20 @@ def test_a_guess_leaves_few_channels_and_few_outputs_to_others(step_of):
     assert not is_guessed(64, 10)
 
 
-def test_panels_hold_each_weight_once_and_zeros_after_the_last_output(step_of, space):
-    step = step_of(STEPS["a panel and one output"])
-    width = build(step, CANDIDATE, space.arch).width
-    weight = torch.randn(65, 8, 3, 3)
+@pytest.mark.parametrize("outputs", [1, 16, 17, 40, 64, 65, 96, 100, 512])
+def test_panels_hold_each_weight_once_and_zeros_after_the_last_output(step_of, space, outputs):
+    step = step_of(conv(x=(1, 8, 4, 4), outputs=outputs))
+    width = build(step, CANDIDATE, space.arch).width(outputs)
+    weight = torch.randn(outputs, 8, 3, 3)
     packed = panels(weight, width)
-    assert packed.shape == (-(-65 // width), 9, 8, width)
+    assert packed.shape == (-(-outputs // width), 9, 8, width)
     back = packed.permute(0, 3, 2, 1).reshape(-1, 8, 3, 3)
-    assert torch.equal(back[:65], weight)
-    assert not back[65:].any()
+    assert torch.equal(back[:outputs], weight)
+    assert not back[outputs:].any()
+
+
+def test_panels_leave_as_few_lanes_empty_as_any_do_and_are_wide(step_of, space):
+    width = build(step_of(conv()), CANDIDATE, space.arch).width
+    lanes = width(1)
+    panels_of = {outputs: width(outputs * lanes) // lanes for outputs in range(1, 10)}
+    assert panels_of == {1: 1, 2: 2, 3: 3, 4: 4, 5: 1, 6: 3, 7: 1, 8: 4, 9: 3}

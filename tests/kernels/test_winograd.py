@@ -1,64 +1,107 @@
-"""Which convolutions the tiles cover, and that the transforms belong together."""
+"""Convolutions in tiles: which they are, in which sizes, and how threads share them."""
 
 from __future__ import annotations
+
+import ctypes
 
 import pytest
 import torch
 
-from plantune import optimize
-from plantune.default_plans import Preference, compose
-from plantune.graph.fusions import fusions_named
-from plantune.kernels.families import winograd
-from plantune.kernels.families.winograd import WEIGHT_TRANSFORMS
-from plantune.plan import check_plan
-from plantune.runtime.program import Program
+from plantune.canonical import Attrs
+from plantune.kernels.families.winograd import FAMILY, WEIGHT_TRANSFORMS, scratch_bytes
+from plantune.kernels.family import Candidate
+from plantune.measure.numerics import check
+from plantune.measure.threads import threads
+
+from .convolutions import WHOLE_END, conv
 
 CONFIG = {"layout": "nhwc"}
-pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
+CANDIDATE = Candidate("winograd", Attrs(CONFIG))
 SAME = {"padding": (1, 1)}
+pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
+
+STEPS = {
+    **{
+        f"images of {rows}x{columns}": conv(x=(3, 5, rows, columns), **SAME)
+        for rows, columns in ((1, 1), (1, 2), (2, 2), (2, 4), (3, 3), (5, 8), (7, 7), (16, 16))
+    },
+    "no padding": conv(),
+    "padding above alone": conv(padding=(1, 0)),
+    "padding of two": conv(padding=(2, 2)),
+    "2x2 in padding of two": conv(x=(2, 5, 2, 2), padding=(2, 2)),
+    **{
+        f"{channels} channels": conv(x=(2, channels, 4, 4), **SAME) for channels in (1, 16, 21, 600)
+    },
+    **{f"{n} outputs": conv(x=(2, 8, 4, 4), outputs=n, **SAME) for n in (1, 24, 48, 64, 65, 128)},
+    "more tiles than two blocks have": conv(x=(3, 16, 12, 11), outputs=40, **SAME),
+    "the whole end": conv(x=(3, 40, 9, 6), outputs=70, parts=WHOLE_END, **SAME),
+    "the end of se_resnet9": conv(x=(1, 512, 2, 2), outputs=512, parts=WHOLE_END, **SAME),
+}
 
 
-def conv(size=(8, 8), kernel=3, channels=4, groups=1, **changed):
-    attrs = {**SAME, **changed}
-
-    def emit(b):
-        x = b.x(2, channels, *size)
-        w = b.w(8, channels // groups, kernel, kernel)
-        return b.conv(x, w, groups=groups, **attrs)
-
-    return emit
+@pytest.mark.parametrize("name", STEPS)
+def test_it_is_right(step_of, refusal, space, name):
+    step = step_of(STEPS[name])
+    assert refusal(step, "winograd", **CONFIG) is None
+    report = check(step, CANDIDATE, space)
+    assert report.deterministic
+    assert report.error <= report.bound
 
 
-@pytest.mark.parametrize("size", [(2, 2), (4, 6), (16, 16)])
-def test_even_images_are_covered(step_of, refusal, size):
-    assert refusal(step_of(conv(size)), "winograd", **CONFIG) is None
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+@pytest.mark.parametrize("name", ["more tiles than two blocks have", "128 outputs"])
+def test_threads_share_tiles_or_panels(step_of, space, monkeypatch, count, name):
+    monkeypatch.setattr("plantune.measure.numerics.threads_of_proof", lambda step: count)
+    with threads(count):
+        check(step_of(STEPS[name]), CANDIDATE, space)
 
 
-@pytest.mark.parametrize(
-    ("emit", "reason"),
-    [
-        (conv((5, 8)), "tiles of 2x2 do not cover an image of 5x8"),
-        (conv(kernel=1, padding=(0, 0)), "only 3x3 convolutions"),
-        (conv(padding=(0, 0)), "only 3x3 convolutions"),
-        (conv(stride=(2, 2)), "only 3x3 convolutions"),
-        (conv(dilation=(2, 2)), "only 3x3 convolutions"),
-        (conv(groups=2), "without groups"),
-        (lambda b: b("affine", conv()(b), alpha=2.0, beta=0.0), "has no place in the epilogue"),
-    ],
-)
-def test_it_says_what_it_does_not_cover(step_of, refusal, emit, reason):
-    assert reason in refusal(step_of(emit), "winograd", **CONFIG)
+def test_no_more_threads_run_than_there_is_memory_for(step_of, space, monkeypatch):
+    """Their number may have changed since."""
+    step = step_of(STEPS["more tiles than two blocks have"])
+    with threads(1):
+        needed = FAMILY.workspace_bytes(FAMILY.parts(step), CANDIDATE.config)
+    assert needed == scratch_bytes(16)
+    monkeypatch.setattr("plantune.measure.numerics.threads_of_proof", lambda step: 3)
+    monkeypatch.setattr(type(FAMILY), "workspace_bytes", lambda *_: needed)
+    with threads(3):
+        check(step, CANDIDATE, space)
 
 
-def test_other_dtypes_are_refused(step_of, refusal):
-    reason = refusal(step_of(conv(), "bfloat16"), "winograd", **CONFIG)
-    assert reason == "the transforms are written for float32, got bfloat16"
+@pytest.mark.parametrize("channels", [1, 64, 600])
+def test_memory_of_a_thread_is_what_the_kernel_takes(step_of, channels):
+    parts = FAMILY.parts(step_of(conv(x=(1, channels, 4, 4), **SAME)))
+    needed = FAMILY.library(parts).winograd_scratch
+    needed.restype = ctypes.c_size_t
+    assert 4 * needed(channels) == scratch_bytes(channels)
+
+
+REFUSED = {
+    "1x1": conv(kernel=(1, 1)),
+    "of every second pixel": conv(stride=(2, 2), **SAME),
+    "apart": conv(dilation=(2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_says_what_it_does_not_run(step_of, refusal, name):
+    reason = refusal(step_of(REFUSED[name]), "winograd", **CONFIG)
+    assert "only 3x3 convolutions of stride 1" in reason
+
+
+def test_a_guess_leaves_few_channels_to_others(step_of):
+    def is_guessed(channels):
+        step = step_of(conv(x=(1, channels, 4, 4), **SAME))
+        return FAMILY.can_be_guessed(FAMILY.parts(step), CANDIDATE.config)
+
+    assert is_guessed(8)
+    assert not is_guessed(3)
 
 
 def test_without_a_compiler(step_of, refusal, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("CXX", "/no/such/compiler")
-    assert "no C++ compiler was found" in refusal(step_of(conv()), "winograd", **CONFIG)
+    assert "no C++ compiler was found" in refusal(step_of(conv(**SAME)), "winograd", **CONFIG)
 
 
 @pytest.mark.parametrize("algorithm", WEIGHT_TRANSFORMS)
@@ -66,7 +109,7 @@ def test_the_weight_transform_belongs_to_the_other_two(algorithm):
     """A [(G w) * (B x)] is the convolution of a row: B and A as the header has them."""
     w = torch.tensor([2.0, -3.0, 5.0], dtype=torch.float64)
     g = torch.tensor(WEIGHT_TRANSFORMS[algorithm], dtype=torch.float64)
-    if algorithm == "Winograd":
+    if algorithm == "winograd":
         x = torch.tensor([1.0, 7.0, -2.0, 4.0], dtype=torch.float64)
         v = torch.stack([x[0] - x[2], x[1] + x[2], x[2] - x[1], x[1] - x[3]])
         m = (g @ w) * v
@@ -79,56 +122,3 @@ def test_the_weight_transform_belongs_to_the_other_two(algorithm):
         padded = torch.nn.functional.pad(x, (1, 1))
     expected = torch.stack([(w * padded[i : i + 3]).sum() for i in range(2)])
     torch.testing.assert_close(y, expected)
-
-
-@pytest.mark.parametrize(("size", "at_once", "parts"), [((8, 8), 40_000, 5), ((2, 2), 3_000, 2)])
-def test_many_images_are_computed_in_parts(space, monkeypatch, size, at_once, parts):
-    """To the bit as all at once, with a bias and a residual, in less memory."""
-    module = Residual().eval().requires_grad_(False)
-    x = torch.randn(10, 8, *size)
-    graph = optimize(module, x).stock().graph
-    plan = compose(
-        graph,
-        space,
-        network="parts",
-        fusions=fusions_named("conv_epilogue"),
-        preferences=(Preference("winograd", CONFIG),),
-    )
-    assert [choice.candidate.family for choice in plan.choices].count("winograd") == 1
-    found = []
-    for part_bytes in (1 << 30, at_once):
-        monkeypatch.setattr(winograd, "PART_BYTES", part_bytes)
-        (step,) = (s for s in check_plan(plan, graph, space) if len(s.nodes) > 1)
-        read = winograd.FAMILY.read(step)
-        program = Program(graph, plan, space)
-        program.refresh(dict(module.named_parameters()))
-        (y,) = program.forward(x)
-        found.append((read.tiles.parts, winograd.FAMILY.workspace_bytes(read, CONFIG), y))
-    (one, whole, expected), (several, less, y) = found
-    assert (one, several) == (1, parts)
-    assert less < whole / parts + 128
-    assert torch.equal(y, expected)
-    torch.testing.assert_close(y, module(x), rtol=1e-4, atol=1e-4)
-
-
-class Residual(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = torch.nn.Conv2d(8, 8, 3, padding=1)
-
-    def forward(self, x):
-        return (self.conv(x) + x).relu()
-
-
-@pytest.mark.parametrize(
-    ("images", "image_bytes", "weight_bytes", "at_once"),
-    [
-        (32, 1 << 19, 1 << 18, 8),  # 4 MiB at once
-        (8, 1 << 19, 1 << 18, 8),
-        (32, 1 << 16, 16 << 20, 32),  # less than the weights, which each part reads
-        (31, 1 << 19, 1 << 18, 31),  # one at a time would be too little
-        (32, 6 << 20, 1 << 18, 1),
-    ],
-)
-def test_a_part_fits_into_the_caches(images, image_bytes, weight_bytes, at_once):
-    assert winograd._at_once(images, image_bytes, weight_bytes) == at_once

@@ -51,3 +51,17 @@ def test_a_nan_may_spread_in_its_own_image(relu, fake, check_fake):
         output(step, frame).add_(frame.values["x"].sum((1, 2, 3), keepdim=True) * 0)
 
     assert check_fake(relu, fake(twist)).error == 0
+
+
+def test_where_relu_hides_an_infinity_a_nan_may_stand(step_of, fake, check_fake):
+    """Winograd subtracts infinities before its sums."""
+
+    def emit(b):
+        x = b.input("x", TensorType((2, 1, 1, 1)))
+        return b.emit("relu", b.emit("affine", x, alpha=-1.0, beta=0.0)[0])
+
+    def honest(step, frame):
+        x = frame.values["x"]
+        output(step, frame).copy_((-x + 0 * x).relu())
+
+    check_fake(step_of(emit), fake(honest))

@@ -51,7 +51,7 @@ class DirectLinear(direct.DirectFamily[LinearLayer]):
             rows = weight if parts.product.attrs["transpose_b"] else weight.t()
             bias = None if parts.bias is None else values[parts.bias].contiguous()
             filters = rows.reshape(outputs, depth, 1, 1)
-            prepared[:] = direct.panels(filters, built.width), bias
+            prepared[:] = direct.panels(filters, built.width(outputs)), bias
 
         def launch(stream: int) -> None:
             weight, bias = prepared

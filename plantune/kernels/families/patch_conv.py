@@ -28,7 +28,6 @@ class PatchConv(direct.DirectConvFamily):
     """
 
     name: ClassVar = "patch_conv"
-    entry: ClassVar = "patch_conv"
 
     def read(self, step: Step) -> ConvParts:
         if step.nodes[0].op == MOVED:
@@ -53,6 +52,9 @@ class PatchConv(direct.DirectConvFamily):
 
     def layouts(self, parts: ConvParts, config: Attrs) -> Mapping[str, str]:
         return {**images(parts.step, config["layout"]), parts.x: "nchw"}
+
+    def entry(self, parts: ConvParts) -> str:
+        return self.name
 
     def can_be_guessed(self, parts: ConvParts, config: Attrs) -> bool:
         return _block(parts) > 0

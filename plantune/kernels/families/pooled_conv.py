@@ -15,7 +15,6 @@ class PooledConv(direct.DirectConvFamily):
     """Config: `layout`, which is nhwc: all channels of a pixel are read one after the other."""
 
     name: ClassVar = "pooled_conv"
-    entry: ClassVar = "pooled_conv"
 
     def read(self, step: Step) -> ConvParts:
         parts = ConvParts(step, pointwise_conv_after(step, "avg_pool2d"))
@@ -24,6 +23,9 @@ class PooledConv(direct.DirectConvFamily):
         left_out = any(pool["padding"]) and not pool["count_padding"]
         refuse({"padding counts as zeros here, and the pool leaves it out": left_out})
         return direct.require_fitting(parts)
+
+    def entry(self, parts: ConvParts) -> str:
+        return self.name
 
     def can_be_guessed(self, parts: ConvParts, config: Attrs) -> bool:
         return direct.is_large(parts.step.types[parts.x].shape[1], parts.outputs)

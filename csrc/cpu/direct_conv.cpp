@@ -73,7 +73,7 @@ void add_place(const Conv& conv, const Chunk& chunk, int place, const float* w, 
     x[inside] = chunk.images[i] + (size_t(row) * conv.width + column) * conv.channels;
     to[inside++] = sums[i];
   }
-  P::template multiply<true>(inside, x, conv.channels, w, to);
+  P::multiply(inside, x, conv.channels, w, to, true);
 }
 
 // Writes what a pixel reads of some channels of an image, from a row and column on.
@@ -94,7 +94,7 @@ void add_filled(const Conv& conv, const Chunk& chunk, int numbers, const float* 
       fill(conv, part, chunk.images[i], chunk.rows[i], chunk.columns[i], room[i]);
     }
     const float* const weights = w + size_t(first) * numbers * P::kWidth;
-    P::template multiply<true>(chunk.pixels, x, part.count * numbers, weights, to);
+    P::multiply(chunk.pixels, x, part.count * numbers, weights, to, true);
   }
 }
 

@@ -21,8 +21,6 @@ constexpr int kDepth = 512;
 // So many rows of weights ahead they are asked for.
 constexpr int kAhead = 16;
 constexpr int kFloatsOfLine = 16;
-// The most registers of a panel's row.
-constexpr int kMostVectors = 4;
 // How many registers hold sums, of 32, of 16, or of those for four numbers.
 #if defined(__AVX512F__)
 constexpr int kSums = 24;
@@ -41,21 +39,16 @@ struct Panel {
   static constexpr int kWidth = kVectors * kLanes;                     // outputs
   static constexpr int kRows = std::min(kMostRows, kSums / kVectors);  // pixels at once
 
-  // sums[i] += x[i] * w, or = where it does not add, of so many pixels.
-  template <bool kAdds>
+  // sums[i] += x[i] * w of so many pixels, or = where it does not add.
   static void multiply(int pixels, const float* const* x, int depth, const float* w,
-                       float* const* sums) {
+                       float* const* sums, bool adds) {
     for (int first = 0; first < depth; first += kDepth) {
       const int part = std::min(kDepth, depth - first);
       const float* const weights = w + size_t(first) * kWidth;
       // Nearly as many each time: few pixels make little use of a weight in a register.
       for (int i = 0, times = ceil_div(pixels, kRows); times > 0; --times) {
         const int rows = ceil_div(pixels - i, times);
-        if (kAdds || first > 0) {
-          multiply_up_to<true, kRows>(rows, x + i, first, part, weights, sums + i);
-        } else {
-          multiply_up_to<false, kRows>(rows, x + i, first, part, weights, sums + i);
-        }
+        multiply_up_to<kRows>(rows, x + i, first, part, weights, sums + i, adds || first > 0);
         i += rows;
       }
     }
@@ -79,19 +72,19 @@ struct Panel {
 
  private:
   // The same of some channels for any number of pixels up to kPixels.
-  template <bool kAdds, int kPixels>
+  template <int kPixels>
   static void multiply_up_to(int pixels, const float* const* x, int first, int channels,
-                             const float* w, float* const* sums) {
+                             const float* w, float* const* sums, bool adds) {
     if (pixels == kPixels) {
-      multiply_rows<kAdds, kPixels>(x, first, channels, w, sums);
+      multiply_rows<kPixels>(x, first, channels, w, sums, adds);
     } else if constexpr (kPixels > 1) {
-      multiply_up_to<kAdds, kPixels - 1>(pixels, x, first, channels, w, sums);
+      multiply_up_to<kPixels - 1>(pixels, x, first, channels, w, sums, adds);
     }
   }
 
-  template <bool kAdds, int kPixels>
+  template <int kPixels>
   static void multiply_rows(const float* const* x, int first, int channels, const float* w,
-                            float* const* sums) {
+                            float* const* sums, bool adds) {
     Lanes products[kPixels][kVectors] = {};
     for (int c = first; c < first + channels; ++c, w += kWidth) {
       for (int i = 0; i < kWidth; i += kFloatsOfLine) __builtin_prefetch(w + kAhead * kWidth + i);
@@ -104,7 +97,8 @@ struct Panel {
     for (int i = 0; i < kPixels; ++i) {
       for (int v = 0; v < kVectors; ++v) {
         float* const sum = sums[i] + v * kLanes;
-        store(sum, kAdds ? load<Lanes>(sum) + products[i][v] : products[i][v]);
+        if (adds) products[i][v] += load<Lanes>(sum);
+        store(sum, products[i][v]);
       }
     }
   }
@@ -113,12 +107,9 @@ struct Panel {
 // How many registers the panels for so many outputs have: those that leave fewest lanes empty, and
 // of these the most, which make most use of a pixel.
 inline int vectors_for(int outputs) {
-  int best = kMostVectors;
-  for (int vectors = kMostVectors - 1; vectors > 0; --vectors) {
-    const auto lanes = [&](int v) { return ceil_div(outputs, v * kLanes) * v; };
-    if (lanes(vectors) < lanes(best)) best = vectors;
-  }
-  return best;
+  const auto lanes = [=](int vectors) { return ceil_div(outputs, vectors * kLanes) * vectors; };
+  const int few = lanes(2) <= lanes(1) ? 2 : 1;
+  return lanes(4) <= lanes(few) ? 4 : few;
 }
 
 // Calls `body` with the kind of panel for so many outputs.
@@ -129,8 +120,6 @@ inline void with_panel(int outputs, Body body) {
       return body(Panel<1>{});
     case 2:
       return body(Panel<2>{});
-    case 3:
-      return body(Panel<3>{});
     default:
       return body(Panel<4>{});
   }

@@ -136,7 +136,7 @@ struct TiledConv {
         to[i] = sums + place * place_stride(kWidth) + i * kWidth;
       }
       const float* const weights = w + (size_t(panel) * kAll + place) * of_place;
-      P::template multiply<false>(tiles, from, conv.channels, weights, to);
+      P::multiply(tiles, from, conv.channels, weights, to, false);
     }
   }
 

@@ -12,6 +12,7 @@ from plantune.graph.step import Step, make_step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not
+from plantune.measure.numerics import check
 from plantune.space.search_space import SearchSpace, load_search_space
 
 
@@ -91,3 +92,17 @@ def refusal(space: SearchSpace) -> Callable[..., str | None]:
         return why_not(step, Candidate(family, Attrs(config)), space)
 
     return reason
+
+
+@pytest.fixture
+def require_right(space: SearchSpace) -> Callable[..., None]:
+    """Checks what a family with this config makes of a step that it runs."""
+
+    def require(step: Step, family: str, **config: object) -> None:
+        candidate = Candidate(family, Attrs(config))
+        assert why_not(step, candidate, space) is None
+        report = check(step, candidate, space)
+        assert report.deterministic
+        assert report.error <= report.bound
+
+    return require

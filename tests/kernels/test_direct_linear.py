@@ -6,10 +6,7 @@ import pytest
 
 from plantune.canonical import Attrs
 from plantune.kernels.families.direct_linear import FAMILY
-from plantune.kernels.family import Candidate
-from plantune.measure.numerics import check
 
-CANDIDATE = Candidate("direct_linear", Attrs())
 pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
 
 
@@ -39,12 +36,8 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_it_is_right(step_of, refusal, space, name):
-    step = step_of(STEPS[name])
-    assert refusal(step, "direct_linear") is None
-    report = check(step, CANDIDATE, space)
-    assert report.deterministic
-    assert report.error <= report.bound
+def test_it_is_right(step_of, require_right, name):
+    require_right(step_of(STEPS[name]), "direct_linear")
 
 
 REFUSED = {

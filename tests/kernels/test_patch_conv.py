@@ -7,11 +7,8 @@ import torch
 
 from plantune.canonical import Attrs
 from plantune.kernels.families.patch_conv import FAMILY, as_patch
-from plantune.kernels.family import Candidate
-from plantune.measure.numerics import check
 
 CONFIG = {"layout": "nhwc"}
-CANDIDATE = Candidate("patch_conv", Attrs(CONFIG))
 pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
 
 
@@ -68,12 +65,8 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_it_is_right(step_of, refusal, space, name):
-    step = step_of(STEPS[name])
-    assert refusal(step, "patch_conv", **CONFIG) is None
-    report = check(step, CANDIDATE, space)
-    assert report.deterministic
-    assert report.error <= report.bound
+def test_it_is_right(step_of, require_right, name):
+    require_right(step_of(STEPS[name]), "patch_conv", **CONFIG)
 
 
 def read_elsewhere(b):

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.canonical import Attrs
-from plantune.kernels.family import Candidate
-from plantune.measure.numerics import check
-
 CONFIG = {"layout": "nhwc"}
-CANDIDATE = Candidate("pooled_conv", Attrs(CONFIG))
 pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
 
 
@@ -39,12 +34,8 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_it_is_right(step_of, refusal, space, name):
-    step = step_of(STEPS[name])
-    assert refusal(step, "pooled_conv", **CONFIG) is None
-    report = check(step, CANDIDATE, space)
-    assert report.deterministic
-    assert report.error <= report.bound
+def test_it_is_right(step_of, require_right, name):
+    require_right(step_of(STEPS[name]), "pooled_conv", **CONFIG)
 
 
 WINDOW = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0), "count_padding": True}

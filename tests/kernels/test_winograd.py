@@ -9,14 +9,11 @@ import torch
 
 from plantune.canonical import Attrs
 from plantune.kernels.families.winograd import FAMILY, WEIGHT_TRANSFORMS, scratch_bytes
-from plantune.kernels.family import Candidate
-from plantune.measure.numerics import check
 from plantune.measure.threads import threads
 
 from .convolutions import WHOLE_END, conv
 
 CONFIG = {"layout": "nhwc"}
-CANDIDATE = Candidate("winograd", Attrs(CONFIG))
 SAME = {"padding": (1, 1)}
 pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
 
@@ -40,32 +37,28 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_it_is_right(step_of, refusal, space, name):
-    step = step_of(STEPS[name])
-    assert refusal(step, "winograd", **CONFIG) is None
-    report = check(step, CANDIDATE, space)
-    assert report.deterministic
-    assert report.error <= report.bound
+def test_it_is_right(step_of, require_right, name):
+    require_right(step_of(STEPS[name]), "winograd", **CONFIG)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 @pytest.mark.parametrize("name", ["more tiles than two blocks have", "128 outputs"])
-def test_threads_share_tiles_or_panels(step_of, space, monkeypatch, count, name):
+def test_threads_share_tiles_or_panels(step_of, require_right, monkeypatch, count, name):
     monkeypatch.setattr("plantune.measure.numerics.threads_of_proof", lambda step: count)
     with threads(count):
-        check(step_of(STEPS[name]), CANDIDATE, space)
+        require_right(step_of(STEPS[name]), "winograd", **CONFIG)
 
 
-def test_no_more_threads_run_than_there_is_memory_for(step_of, space, monkeypatch):
+def test_no_more_threads_run_than_there_is_memory_for(step_of, require_right, monkeypatch):
     """Their number may have changed since."""
     step = step_of(STEPS["more tiles than two blocks have"])
     with threads(1):
-        needed = FAMILY.workspace_bytes(FAMILY.parts(step), CANDIDATE.config)
+        needed = FAMILY.workspace_bytes(FAMILY.parts(step), Attrs(CONFIG))
     assert needed == scratch_bytes(16)
     monkeypatch.setattr("plantune.measure.numerics.threads_of_proof", lambda step: 3)
     monkeypatch.setattr(type(FAMILY), "workspace_bytes", lambda *_: needed)
     with threads(3):
-        check(step, CANDIDATE, space)
+        require_right(step, "winograd", **CONFIG)
 
 
 @pytest.mark.parametrize("channels", [1, 64, 600])
@@ -89,13 +82,19 @@ def test_it_says_what_it_does_not_run(step_of, refusal, name):
     assert "only 3x3 convolutions of stride 1" in reason
 
 
-def test_a_guess_leaves_few_channels_to_others(step_of):
-    def is_guessed(channels):
-        step = step_of(conv(x=(1, channels, 4, 4), **SAME))
-        return FAMILY.can_be_guessed(FAMILY.parts(step), CANDIDATE.config)
-
-    assert is_guessed(8)
-    assert not is_guessed(3)
+@pytest.mark.parametrize(
+    ("x", "is_guessed"),
+    [
+        ((2, 8, 4, 4), True),
+        ((2, 7, 4, 4), False),  # few channels
+        ((1, 8, 4, 4), False),  # few tiles
+        ((1, 8, 5, 5), True),
+        ((1, 8, 2, 2), True),  # as many factors as weights
+    ],
+)
+def test_guesses_leave_few_channels_and_few_tiles_to_others(step_of, x, is_guessed):
+    parts = FAMILY.parts(step_of(conv(x=x, **SAME)))
+    assert FAMILY.can_be_guessed(parts, Attrs(CONFIG)) == is_guessed
 
 
 def test_without_a_compiler(step_of, refusal, monkeypatch):

@@ -32,6 +32,7 @@ class SqueezeExciteTail(UnitFamily[TailParts]):
 
     name: ClassVar = "squeeze_excite"
     unit: ClassVar = name
+    build_s: ClassVar = 1.0
 
     def defined(self, parts: TailParts) -> str:
         return defined_function(parts.tail.chain)

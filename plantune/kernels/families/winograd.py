@@ -23,8 +23,10 @@ WEIGHT_TRANSFORMS: dict[str, list[list[float]]] = {
     "winograd": [[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]],
     "karatsuba": [[1, -1, 0], [0, 1, 0], [0, -1, 1]],
 }
-# Of fewer, guesses leave a step to other families: the transforms cost more than they save.
-FEW_CHANNELS = 8
+# Of fewer, guesses leave a step to other families: of channels, because the transforms cost more
+# than they save; of Winograd's tiles, because 16 factors are read for 9 weights. One image
+# of 256 x 4 x 4 took 154 us where no cache held them, directly 112 (an EPYC, 2026-11-28).
+FEW_CHANNELS, FEW_TILES = 8, 8
 
 
 class WinogradConv(direct.DirectConvFamily):
@@ -32,7 +34,7 @@ class WinogradConv(direct.DirectConvFamily):
 
     name: ClassVar = "winograd"
     unit: ClassVar = name
-    build_s: ClassVar = 4.0
+    build_s: ClassVar = 2.5
     more: ClassVar = (ctypes.c_void_p, ctypes.c_int)  # memory for so many threads
 
     def entry(self, parts: ConvParts) -> str:
@@ -49,7 +51,10 @@ class WinogradConv(direct.DirectConvFamily):
         return parts
 
     def can_be_guessed(self, parts: ConvParts, config: Attrs) -> bool:
-        return parts.step.types[parts.x].shape[1] >= FEW_CHANNELS
+        count, _, rows, columns = parts.conv.types[0].shape
+        tiles = count * -(-rows // 2) * -(-columns // 2)
+        many = tiles >= FEW_TILES or self.entry(parts) == "karatsuba"
+        return many and parts.step.types[parts.x].shape[1] >= FEW_CHANNELS
 
     def workspace_bytes(self, parts: ConvParts, config: Attrs) -> int:
         return torch.get_num_threads() * scratch_bytes(parts.step.types[parts.x].shape[1])

@@ -24,6 +24,7 @@ FLAGS = {"any": set(), "avx2": {"avx2", "fma"}, "avx512": {"avx512vl", "avx512bw
 UNITS = ("direct_conv", "squeeze_excite", "winograd")
 # Checks each step of the families against float64, from the carried library.
 STEP = """
+import itertools
 import sys
 from pathlib import Path
 import plantune
@@ -55,15 +56,18 @@ def require_right(graph, family):
     assert report.error <= report.bound and report.deterministic
 
 
-for size in ((4, 6), (2, 2)):
+# One, two or four registers of 8 or 16 outputs.
+for size, outputs in itertools.product(((4, 6), (2, 2)), (35, 48, 96, 128)):
     b = GraphBuilder()
-    x, w = b.input("x", TensorType((2, 21, *size))), b.parameter("w", TensorType((35, 21, 3, 3)))
+    x = b.input("x", TensorType((5, 21, *size)))
+    w = b.parameter("w", TensorType((outputs, 21, 3, 3)))
     (y,) = b.emit("conv2d", x, w, **same, dilation=(1, 1), groups=1)
     (y,) = b.emit("relu", y)
     for family in ("winograd", "direct_conv"):
         require_right(b.build((y,)), family)
     b = GraphBuilder()
-    x, w = b.input("x", TensorType((2, 3, *size))), b.parameter("w", TensorType((35, 3, 3, 3)))
+    x = b.input("x", TensorType((2, 3, *size)))
+    w = b.parameter("w", TensorType((outputs, 3, 3, 3)))
     require_right(b.build(b.emit("conv2d", x, w, **same, dilation=(1, 1), groups=1)), "patch_conv")
 b = GraphBuilder()
 x, w = b.input("x", TensorType((2, 21, 4, 6))), b.parameter("w", TensorType((35, 21, 1, 1)))

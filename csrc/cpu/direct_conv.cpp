@@ -7,8 +7,7 @@
 // A thread takes a panel of outputs and a chunk of pixels, whose sums stay in the nearest cache.
 // What a pixel reads is multiplied by weights, a few pixels at once, with sums in registers.
 //
-//   direct_conv   goes through the kernel's places: at each the pixels that read inside of the
-//   image
+//   direct_conv   goes through the kernel's places: at each the pixels that read something inside
 //                 are multiplied where they lie. Padding costs nothing. Depth is `channels`.
 //   patch_conv    copies what the kernel covers of images of few channels, as one place: depth is
 //                 channels * kernel_height * kernel_width, in this order. Of one channel at most

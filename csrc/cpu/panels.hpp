@@ -71,7 +71,7 @@ struct Panel {
   }
 
  private:
-  // The same of some channels for any number of pixels up to kPixels.
+  // What `multiply` does, of some channels and up to kPixels pixels.
   template <int kPixels>
   static void multiply_up_to(int pixels, const float* const* x, int first, int channels,
                              const float* w, float* const* sums, bool adds) {
@@ -82,6 +82,7 @@ struct Panel {
     }
   }
 
+  // The same of just as many pixels: their sums stay in registers.
   template <int kPixels>
   static void multiply_rows(const float* const* x, int first, int channels, const float* w,
                             float* const* sums, bool adds) {

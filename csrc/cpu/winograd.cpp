@@ -6,7 +6,7 @@
 //   x  (count, height, width, channels)             input, nhwc
 //   w  (panels, places, channels, width)            transformed weights, as in direct_conv
 //   y  (count, rows, columns, outputs) =            output, nhwc; every element is written
-//   scratch  threads * floats_of_block(channels)    the transformed input of a block
+//   scratch  (threads, floats_of_block)             the transformed input of a block, and zeros
 //
 // A thread takes a block of tiles and some panels of outputs. The transformed input of a block is
 // made once for these panels; it and the products of one panel stay in the cache of that thread.
@@ -73,10 +73,14 @@ constexpr int kPlaces = Winograd::kProducts * Winograd::kProducts;
 
 // From one place of a block to the next, of so many numbers a tile. Without the one line more all
 // places of a tile would share few sets of the nearest cache.
-constexpr size_t place_stride(int numbers) { return size_t(kTiles) * numbers + kFloatsOfLine; }
+constexpr size_t place_stride(int tiles, int numbers) {
+  return size_t(tiles) * numbers + kFloatsOfLine;
+}
 
-// A transformed input, and zeros for a pixel outside of the image.
-size_t floats_of_block(int channels) { return kPlaces * place_stride(channels) + channels; }
+// A transformed input of up to so many tiles, and zeros for a pixel outside of the image.
+size_t floats_of_block(int tiles, int channels) {
+  return kPlaces * place_stride(std::min(kTiles, tiles), channels) + channels;
+}
 
 struct Range {
   int first, last;
@@ -94,28 +98,33 @@ struct TiledConv {
   static constexpr int kProducts = Algorithm::kProducts;
   static constexpr int kAll = kProducts * kProducts;
   static constexpr int kWidth = P::kWidth;
-  using Sums = float[kPlaces * place_stride(kWidth)];
+  static constexpr size_t kStep = place_stride(kTiles, kWidth);  // from place to place of sums
+  using Sums = float[kAll * kStep];
 
   const Conv& conv;
   const int down = ceil_div(conv.rows, kOutputs);
   const int across = ceil_div(conv.columns, kOutputs);
 
-  int tiles() const { return conv.count * down * across; }
+  const int tiles = conv.count * down * across;
+  // From place to place of a transformed input.
+  const size_t step = place_stride(std::min(kTiles, tiles), conv.channels);
 
-  void run(Range tiles, Range panels, const float* x, const float* w, const Epilogue& epilogue,
+  size_t scratch_floats() const { return floats_of_block(tiles, conv.channels); }
+
+  void run(Range block, Range panels, const float* x, const float* w, const Epilogue& epilogue,
            float* scratch, float* y) const {
-    float* const zeros = scratch + kPlaces * place_stride(conv.channels);
+    float* const zeros = scratch + kPlaces * step;
     std::fill_n(zeros, conv.channels, 0.0f);
-    for (int i = 0; i < tiles.size(); ++i) {
+    for (int i = 0; i < block.size(); ++i) {
       float* const to = scratch + size_t(i) * conv.channels;
-      transform_input(tile_at(tiles.first + i), x, zeros, to);
+      transform_input(tile_at(block.first + i), x, zeros, to);
     }
     alignas(64) Sums sums;
     for (int panel = panels.first; panel < panels.last; ++panel) {
-      multiply_tiles(tiles.size(), panel, scratch, w, sums);
-      for (int i = 0; i < tiles.size(); ++i) {
+      multiply_tiles(block.size(), panel, scratch, w, sums);
+      for (int i = 0; i < block.size(); ++i) {
         const float* const from = sums + i * kWidth;
-        transform_output(tile_at(tiles.first + i), from, panel * kWidth, epilogue, y);
+        transform_output(tile_at(block.first + i), from, panel * kWidth, epilogue, y);
       }
     }
   }
@@ -126,17 +135,17 @@ struct TiledConv {
   }
 
   // Fills the sums of a panel.
-  void multiply_tiles(int tiles, int panel, const float* v, const float* w, Sums& sums) const {
+  void multiply_tiles(int count, int panel, const float* v, const float* w, Sums& sums) const {
     const size_t of_place = size_t(conv.channels) * kWidth;
     for (int place = 0; place < kAll; ++place) {
       const float* from[kTiles];
       float* to[kTiles];
-      for (int i = 0; i < tiles; ++i) {
-        from[i] = v + place * place_stride(conv.channels) + size_t(i) * conv.channels;
-        to[i] = sums + place * place_stride(kWidth) + i * kWidth;
+      for (int i = 0; i < count; ++i) {
+        from[i] = v + place * step + size_t(i) * conv.channels;
+        to[i] = sums + place * kStep + i * kWidth;
       }
       const float* const weights = w + (size_t(panel) * kAll + place) * of_place;
-      P::multiply(tiles, from, conv.channels, weights, to, false);
+      P::multiply(count, from, conv.channels, weights, to, false);
     }
   }
 
@@ -160,7 +169,6 @@ struct TiledConv {
 
   template <typename T>
   void transform_channels(const float* (*pixels)[kReads], float* to, int c) const {
-    const size_t stride = place_stride(conv.channels);
     T rows[kProducts][kReads];
     for (int j = 0; j < kReads; ++j) {
       T column[kReads], transformed[kProducts];
@@ -172,7 +180,7 @@ struct TiledConv {
       T transformed[kProducts];
       Algorithm::input(transformed, rows[a]);
       for (int b = 0; b < kProducts; ++b) {
-        store(to + (a * kProducts + b) * stride + c, transformed[b]);
+        store(to + (a * kProducts + b) * step + c, transformed[b]);
       }
     }
   }
@@ -186,7 +194,7 @@ struct TiledConv {
       for (int a = 0; a < kProducts; ++a) {
         Lanes products[kProducts], summed[kOutputs];
         for (int b = 0; b < kProducts; ++b) {
-          products[b] = load<Lanes>(sums + (a * kProducts + b) * place_stride(kWidth) + o);
+          products[b] = load<Lanes>(sums + (a * kProducts + b) * kStep + o);
         }
         Algorithm::output(summed, products);
         for (int j = 0; j < kOutputs; ++j) columns[j][a] = summed[j];
@@ -210,7 +218,7 @@ template <typename Algorithm, typename P>
 void convolve_panels(const Conv& conv, const float* x, const float* w, const Epilogue& epilogue,
                      float* scratch, int most_threads, float* y) {
   const TiledConv<Algorithm, P> tiled{conv};
-  const int tiles = tiled.tiles(), panels = ceil_div(conv.outputs, P::kWidth);
+  const int tiles = tiled.tiles, panels = ceil_div(conv.outputs, P::kWidth);
   const int threads = std::min(most_threads, omp_get_max_threads());
   // Threads share the tiles, so that each writes whole pixels. Where that leaves them less than fit
   // into the registers they share the panels, so that each reads few weights.
@@ -223,7 +231,7 @@ void convolve_panels(const Conv& conv, const float* x, const float* w, const Epi
   for (int task = 0; task < groups * blocks; ++task) {
     const int group = task / blocks, first = task % blocks * size;
     const Range some{group * panels / groups, (group + 1) * panels / groups};
-    float* const own = scratch + omp_get_thread_num() * floats_of_block(conv.channels);
+    float* const own = scratch + omp_get_thread_num() * tiled.scratch_floats();
     tiled.run({first, std::min(size + first, tiles)}, some, x, w, epilogue, own, y);
   }
 }
@@ -241,7 +249,7 @@ void convolve(const Conv& conv, const float* x, const float* w, const Epilogue& 
 extern "C" {
 
 // How many numbers the scratch memory of a thread has.
-size_t winograd_scratch(int channels) { return floats_of_block(channels); }
+size_t winograd_scratch(int tiles, int channels) { return floats_of_block(tiles, channels); }
 
 // How many outputs a panel of weights has, of so many in all.
 int winograd_width(int outputs) { return vectors_for(outputs) * kLanes; }

@@ -129,6 +129,8 @@ class KernelFamily(ABC, Generic[P]):
     launches_kernels: ClassVar[bool] = False
     # Whether it reads a convolution's filters in place if they are channels_last, and only then.
     reads_channels_last: ClassVar[bool] = False
+    # Whether it subtracts pixels before its sums, which makes NaN of infinities; others may not.
+    subtracts_pixels: ClassVar[bool] = False
     # Seconds that one build takes, roughly. A tie goes to a family that builds nothing.
     build_s: ClassVar[float] = 0.0
 

@@ -114,12 +114,14 @@ class Masks:
     """Where one output must show a poison (torch also multiplies it by padding, which need not).
 
     Where that is an infinity, it and NaN are as good: PyTorch's mean of a row with one is NaN, by
-    the algorithm that it takes. Images that are `clean` have none of the poison.
+    the algorithm that it takes. Images that are `clean` have none of the poison, those that are
+    `apart` depend on none of it: a ReLU makes zero of an infinity.
     """
 
     as_nan: Tensor
     as_any: Tensor
     clean: Tensor
+    apart: Tensor
 
 
 @dataclass(frozen=True)
@@ -270,14 +272,12 @@ def _largest(exact: Exact, rivals: Sequence[Tensor]) -> tuple[float, ...]:
 
 
 def _masks(depends: Tensor, exact: Tensor, dtype: torch.dtype, poison: float) -> Masks:
-    """An image with a number that depends on the poison, or may become infinite in the output's
-    dtype, is not clean: a ReLU makes zero of an infinity, which for Winograd may be NaN by then.
-    """
+    """An image with a number that may become infinite in the output's dtype is not clean."""
     is_nan = exact.isnan() if math.isnan(poison) else torch.zeros_like(depends)
     images = (len(exact), -1) if exact.dim() > 1 else (-1, 1)
     fits = exact.abs() <= torch.finfo(dtype).max / 2  # false of NaN, too
-    clean = (fits & ~depends).reshape(images).all(1)
-    return Masks(depends & is_nan, depends & ~is_nan & ~exact.isfinite(), clean)
+    clean, apart = (mask.reshape(images).all(1) for mask in (fits, ~depends))
+    return Masks(depends & is_nan, depends & ~is_nan & ~exact.isfinite(), clean, apart)
 
 
 def _evaluated(step: Step, data: Values, dtype: torch.dtype) -> list[Tensor]:

@@ -96,9 +96,11 @@ class Launch:
         """The name of its workspace among the buffers."""
         return f"workspace of {self.step.name}"
 
-    @property
+    @cached_property
     def workspace_bytes(self) -> int:
-        """Aligned inputs need no room for copies."""
+        """Aligned inputs need no room for copies. Found once: on a CPU it may depend on how many
+        threads there are.
+        """
         spared = self.aligned & self.family.copied(self.parts)
         rooms = sum(aligned(self.step.types[name].size_bytes) for name in spared)
         return self.family.workspace_bytes(self.parts, self.candidate.config) - rooms

@@ -31,6 +31,8 @@ STEPS = {
     },
     **{f"{n} outputs": conv(x=(2, 8, 4, 4), outputs=n, **SAME) for n in (1, 24, 48, 64, 65, 128)},
     "more tiles than two blocks have": conv(x=(3, 16, 12, 11), outputs=40, **SAME),
+    "padding that some outputs see alone": conv(padding=(5, 3)),
+    "more tiles of 2x2 than two blocks have": conv(x=(70, 9, 2, 2), outputs=40, **SAME),
     "the whole end": conv(x=(3, 40, 9, 6), outputs=70, parts=WHOLE_END, **SAME),
     "the end of se_resnet9": conv(x=(1, 512, 2, 2), outputs=512, parts=WHOLE_END, **SAME),
 }
@@ -42,7 +44,15 @@ def test_it_is_right(step_of, require_right, name):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-@pytest.mark.parametrize("name", ["more tiles than two blocks have", "128 outputs"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "more tiles than two blocks have",
+        "more tiles of 2x2 than two blocks have",
+        "65 outputs",
+        "the end of se_resnet9",
+    ],
+)
 def test_threads_share_tiles_or_panels(step_of, require_right, monkeypatch, count, name):
     monkeypatch.setattr("plantune.measure.numerics.threads_of_proof", lambda step: count)
     with threads(count):
@@ -54,32 +64,39 @@ def test_no_more_threads_run_than_there_is_memory_for(step_of, require_right, mo
     step = step_of(STEPS["more tiles than two blocks have"])
     with threads(1):
         needed = FAMILY.workspace_bytes(FAMILY.parts(step), Attrs(CONFIG))
-    assert needed == scratch_bytes(16)
+    assert needed == scratch_bytes(108, 16)
     monkeypatch.setattr("plantune.measure.numerics.threads_of_proof", lambda step: 3)
     monkeypatch.setattr(type(FAMILY), "workspace_bytes", lambda *_: needed)
     with threads(3):
         require_right(step, "winograd", **CONFIG)
 
 
-@pytest.mark.parametrize("channels", [1, 64, 600])
-def test_memory_of_a_thread_is_what_the_kernel_takes(step_of, channels):
-    parts = FAMILY.parts(step_of(conv(x=(1, channels, 4, 4), **SAME)))
-    needed = FAMILY.library(parts).winograd_scratch
+@pytest.mark.parametrize(("tiles", "channels"), [(1, 600), (31, 1), (32, 64), (1000, 64)])
+def test_memory_of_a_thread_is_what_the_kernel_takes(step_of, tiles, channels):
+    needed = FAMILY.library(FAMILY.parts(step_of(STEPS["1 channels"]))).winograd_scratch
     needed.restype = ctypes.c_size_t
-    assert 4 * needed(channels) == scratch_bytes(channels)
+    assert 4 * needed(tiles, channels) == scratch_bytes(tiles, channels)
 
 
+OTHER = "only 3x3 convolutions of stride 1"
 REFUSED = {
-    "1x1": conv(kernel=(1, 1)),
-    "of every second pixel": conv(stride=(2, 2), **SAME),
-    "apart": conv(dilation=(2, 2)),
+    "1x1": (conv(kernel=(1, 1)), OTHER),
+    "of every second pixel": (conv(stride=(2, 2), **SAME), OTHER),
+    "apart": (conv(dilation=(2, 2)), OTHER),
+    "of groups": (conv(x=(2, 6, 6, 7), groups=3), "groups are other families'"),
+    "of nothing": (conv(x=(0, 5, 6, 7)), "there are no images"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_says_what_it_does_not_run(step_of, refusal, name):
-    reason = refusal(step_of(REFUSED[name]), "winograd", **CONFIG)
-    assert "only 3x3 convolutions of stride 1" in reason
+    emit, reason = REFUSED[name]
+    assert reason in refusal(step_of(emit), "winograd", **CONFIG)
+
+
+def test_other_dtypes_are_refused(step_of, refusal):
+    reason = refusal(step_of(conv(), "bfloat16"), "winograd", **CONFIG)
+    assert reason == "it is written for float32, got bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +122,7 @@ def test_without_a_compiler(step_of, refusal, monkeypatch):
 
 @pytest.mark.parametrize("algorithm", WEIGHT_TRANSFORMS)
 def test_the_weight_transform_belongs_to_the_other_two(algorithm):
-    """A [(G w) * (B x)] is the convolution of a row: B and A as the header has them."""
+    """A [(G w) * (B x)] is the convolution of a row: B and A as the kernel has them."""
     w = torch.tensor([2.0, -3.0, 5.0], dtype=torch.float64)
     g = torch.tensor(WEIGHT_TRANSFORMS[algorithm], dtype=torch.float64)
     if algorithm == "winograd":

@@ -36,6 +36,7 @@ class WinogradConv(direct.DirectConvFamily):
     unit: ClassVar = name
     build_s: ClassVar = 2.5
     more: ClassVar = (ctypes.c_void_p, ctypes.c_int)  # memory for so many threads
+    subtracts_pixels: ClassVar = True
 
     def entry(self, parts: ConvParts) -> str:
         attrs: Any = parts.conv.attrs
@@ -51,20 +52,19 @@ class WinogradConv(direct.DirectConvFamily):
         return parts
 
     def can_be_guessed(self, parts: ConvParts, config: Attrs) -> bool:
-        count, _, rows, columns = parts.conv.types[0].shape
-        tiles = count * -(-rows // 2) * -(-columns // 2)
-        many = tiles >= FEW_TILES or self.entry(parts) == "karatsuba"
+        many = tiles(parts) >= FEW_TILES or self.entry(parts) == "karatsuba"
         return many and parts.step.types[parts.x].shape[1] >= FEW_CHANNELS
 
     def workspace_bytes(self, parts: ConvParts, config: Attrs) -> int:
-        return torch.get_num_threads() * scratch_bytes(parts.step.types[parts.x].shape[1])
+        channels = parts.step.types[parts.x].shape[1]
+        return torch.get_num_threads() * scratch_bytes(tiles(parts), channels)
 
     def bind(self, parts: ConvParts, config: Attrs, frame: Frame) -> Binding:
         transform = WEIGHT_TRANSFORMS[self.entry(parts)]
         conv = direct.sizes(parts, (3, 3), parts.conv.attrs)
         assert frame.workspace is not None
         # As many threads as there is memory for: another number may run when calls come.
-        threads = frame.workspace.nbytes // scratch_bytes(conv.channels)
+        threads = frame.workspace.nbytes // scratch_bytes(tiles(parts), conv.channels)
 
         def filters(weight: Tensor) -> Tensor:
             return transformed(weight, transform)
@@ -72,11 +72,17 @@ class WinogradConv(direct.DirectConvFamily):
         return self.bound(parts, frame, conv, filters, (frame.scratch, threads))
 
 
-def scratch_bytes(channels: int) -> int:
-    """What the kernel's `winograd_scratch` says: 16 places of 32 tiles, a line between these, and
-    one pixel of zeros.
+def tiles(parts: ConvParts) -> int:
+    """How many tiles of 2x2 cover all images."""
+    count, _, rows, columns = parts.conv.types[0].shape
+    return count * -(-rows // 2) * -(-columns // 2)
+
+
+def scratch_bytes(tiles: int, channels: int) -> int:
+    """Of a thread, as the kernel's `winograd_scratch` says: 16 places of up to 32 tiles, a line
+    after each place, and one pixel of zeros.
     """
-    return 4 * (16 * (32 * channels + 16) + channels)
+    return 4 * (16 * (min(32, tiles) * channels + 16) + channels)
 
 
 def transformed(weight: Tensor, transform: list[list[float]]) -> Tensor:

@@ -104,7 +104,6 @@ struct TiledConv {
   const Conv& conv;
   const int down = ceil_div(conv.rows, kOutputs);
   const int across = ceil_div(conv.columns, kOutputs);
-
   const int tiles = conv.count * down * across;
   // From place to place of a transformed input.
   const size_t step = place_stride(std::min(kTiles, tiles), conv.channels);
@@ -112,7 +111,7 @@ struct TiledConv {
   size_t scratch_floats() const { return floats_of_block(tiles, conv.channels); }
 
   void run(Range block, Range panels, const float* x, const float* w, const Epilogue& epilogue,
-           float* scratch, float* y) const {
+           float* y, float* scratch) const {
     float* const zeros = scratch + kPlaces * step;
     std::fill_n(zeros, conv.channels, 0.0f);
     for (int i = 0; i < block.size(); ++i) {
@@ -216,7 +215,7 @@ struct TiledConv {
 
 template <typename Algorithm, typename P>
 void convolve_panels(const Conv& conv, const float* x, const float* w, const Epilogue& epilogue,
-                     float* scratch, int most_threads, float* y) {
+                     float* y, float* scratch, int most_threads) {
   const TiledConv<Algorithm, P> tiled{conv};
   const int tiles = tiled.tiles, panels = ceil_div(conv.outputs, P::kWidth);
   const int threads = std::min(most_threads, omp_get_max_threads());
@@ -232,15 +231,15 @@ void convolve_panels(const Conv& conv, const float* x, const float* w, const Epi
     const int group = task / blocks, first = task % blocks * size;
     const Range some{group * panels / groups, (group + 1) * panels / groups};
     float* const own = scratch + omp_get_thread_num() * tiled.scratch_floats();
-    tiled.run({first, std::min(size + first, tiles)}, some, x, w, epilogue, own, y);
+    tiled.run({first, std::min(first + size, tiles)}, some, x, w, epilogue, y, own);
   }
 }
 
 template <typename Algorithm>
-void convolve(const Conv& conv, const float* x, const float* w, const Epilogue& epilogue,
-              float* scratch, int most_threads, float* y) {
+void convolve(const Conv& conv, const float* x, const float* w, const Epilogue& epilogue, float* y,
+              float* scratch, int most_threads) {
   with_panel(conv.outputs, [&](auto kind) {
-    convolve_panels<Algorithm, decltype(kind)>(conv, x, w, epilogue, scratch, most_threads, y);
+    convolve_panels<Algorithm, decltype(kind)>(conv, x, w, epilogue, y, scratch, most_threads);
   });
 }
 
@@ -256,12 +255,12 @@ int winograd_width(int outputs) { return vectors_for(outputs) * kLanes; }
 
 void winograd(const Conv* conv, const float* x, const float* w, const Epilogue* epilogue, float* y,
               float* scratch, int threads) {
-  convolve<Winograd>(*conv, x, w, *epilogue, scratch, threads, y);
+  convolve<Winograd>(*conv, x, w, *epilogue, y, scratch, threads);
 }
 
 void karatsuba(const Conv* conv, const float* x, const float* w, const Epilogue* epilogue, float* y,
                float* scratch, int threads) {
-  convolve<Karatsuba>(*conv, x, w, *epilogue, scratch, threads, y);
+  convolve<Karatsuba>(*conv, x, w, *epilogue, y, scratch, threads);
 }
 
 }  // extern "C"

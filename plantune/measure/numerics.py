@@ -167,8 +167,8 @@ def _require_clean(trial: Trial, name: str, result: Tensor, masks: Masks) -> Non
     spread = clean & ~result.isfinite().reshape(images).all(1)
     if spread.any():
         place = torch.nonzero(spread)[0].tolist()
-        text = "NaN or infinity, as nothing in that image of PyTorch's"
-        raise trial.wrong(f"{name!r}{place} has {text}")
+        text = f"{name!r}{place} has NaN or infinity, where the reference is finite"
+        raise trial.wrong(text)
 
 
 def _require_kept(trial: Trial, name: str, result: Tensor, masks: Masks) -> None:

@@ -38,3 +38,8 @@ class Rejected:
 
 
 Outcome = Measured | Rejected
+
+
+def is_noisy(outcome: Outcome) -> bool:
+    """Whether it says something of the machine alone."""
+    return isinstance(outcome, Rejected) and outcome.stage == "noisy"

@@ -65,6 +65,12 @@ class Builds:
         source = self._source_of(candidate)
         return None if source is None else self._state.get(source) or None
 
+    @property
+    def built(self) -> frozenset[Hashable]:
+        """The sources that were built."""
+        with self._changed:
+            return frozenset(source for source, failure in self._state.items() if failure == "")
+
     def wait(self, candidates: Sequence[StepCandidate], seconds: float) -> bool:
         """Whether one of them became ready in time."""
         end = time.monotonic() + seconds

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.outcome import Measured, Outcome
+from plantune.outcome import Measured, Outcome, is_noisy
 from plantune.search.candidates import Cluster, Key, StepCandidate, heaviest_node
 from plantune.search.results import StepsSum
 
@@ -53,8 +53,8 @@ class Costs:
         outcome = self.outcomes.get(candidate.key)
         if isinstance(outcome, Measured):
             return outcome.median_us
-        # "noisy" blames the machine, and what always runs is needed to cover the graph.
-        if outcome is None or (candidate.always_runs and outcome.stage == "noisy"):
+        # Noise blames the machine, and what always runs is needed to cover the graph.
+        if outcome is None or (candidate.always_runs and is_noisy(outcome)):
             return self.discount * candidate.estimate_us * self._correction(candidate)
         return math.inf
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Protocol
 
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
@@ -11,7 +12,7 @@ from plantune.machine import Environment
 from plantune.measure.client import Worker
 from plantune.measure.machine_state import Machine
 from plantune.measure.timing import Effort
-from plantune.outcome import Measured, Outcome
+from plantune.outcome import Measured, Outcome, is_noisy
 from plantune.plan_db.database import PlanDatabase
 from plantune.search.budget import Budget
 from plantune.search.machine_log import SlowPhases
@@ -27,6 +28,16 @@ EFFORTS = {
 
 # How kernels find caches when they are timed; trials of earlier versions may say otherwise.
 CACHES = {"cpu": "cold", "cuda": "warm"}
+
+
+class TrialStore(Protocol):
+    """Where outcomes are kept between searches."""
+
+    def known(self, step: Step) -> dict[Candidate, Outcome]:
+        """What was found for equal steps in this environment."""
+
+    def keep(self, step: Step, candidate: Candidate, outcome: Outcome) -> None:
+        """Keeps an outcome at once: a kill loses only the trial in flight."""
 
 
 class WorkerMeasurer:
@@ -71,7 +82,7 @@ class StoredTrials:
     def _counts(self, outcome: Outcome) -> bool:
         if isinstance(outcome, Measured):
             return outcome.cache == CACHES[load_arch(self._environment.arch).kind]
-        return outcome.stage != "noisy"
+        return not is_noisy(outcome)
 
     def keep(self, step: Step, candidate: Candidate, outcome: Outcome) -> None:
         self._database.put_trial(step.signature, candidate, self._environment, outcome)

@@ -232,18 +232,13 @@ def affordable(
     were built before.
     """
     kept = []
-    here = _built_by(steps, space)
+    here = steps.built()
     for plan in plans:
         needed_s = 0.0 if plan in built else building_s(plan, graph, space, steps, here)
         if needed_s <= left_s:
             kept.append(plan)
             left_s -= needed_s
     return kept
-
-
-def _built_by(steps: StepSearch, space: SearchSpace) -> frozenset[Hashable]:
-    """What a search has built."""
-    return frozenset(built_as(space.arch, c) for c in steps.candidates if c.key in steps.ran)
 
 
 def building_s(
@@ -256,7 +251,7 @@ def building_s(
     """The time to build what this search has not `built`, each source once; what an earlier search
     built takes less.
     """
-    built = _built_by(steps, space) if built is None else built
+    built = steps.built() if built is None else built
     wanted = candidates_of(plan, graph, space)
     missing = {built_as(space.arch, c): c for c in wanted if c.key not in steps.ran}
     known = steps.costs.outcomes

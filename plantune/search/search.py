@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,13 +16,13 @@ from plantune.measure.client import Worker
 from plantune.measure.machine_state import gpu_watcher, machine_for
 from plantune.measure.race import Race
 from plantune.measure.subject import Raced
-from plantune.measure.timing import Timing
 from plantune.plan import Plan, check_plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.opening import now_text
 from plantune.plan_db.rows import COMPLETE, Found, StoredPlan
 from plantune.plan_db.validation import check_stored_plan
 from plantune.problem import Problem
+from plantune.search.beginning import Beginning, begun
 from plantune.search.board import Board
 from plantune.search.budget import CALLS_IN_A_RACE, Budget
 from plantune.search.builds import Builds, builds_for
@@ -47,12 +46,10 @@ from plantune.search.measuring import CACHES, StoredTrials, WorkerMeasurer
 from plantune.search.phases import (
     NOT_COMPARED,
     Run,
-    compared,
     race_again,
     race_first,
     rank,
     rivals_ahead,
-    time_plans,
 )
 from plantune.search.ranking import affordable, choose_alike, distinct, is_deterministic, plan_of
 from plantune.search.results import Report, Result, Settings, silent
@@ -66,8 +63,6 @@ COVERS_TO_RANK = 4
 # in time.
 DIRECT = ("direct_conv", "direct_linear", "pooled_conv")
 LEFT_OUT = ((), ("winograd",), DIRECT, COMPILED)
-# The time for known plans: a part of the budget, or these seconds if that is less.
-BEGINNING, BEGINNING_S = 0.1, 8.0
 # What a race in training takes at least: of ResNet-50's plan making and proving both passes took 7
 # s, eager's 3, and four more ways follow (32x32, 128 images, H200, 2026-11-23).
 TRAINING_S = 28.0
@@ -106,7 +101,7 @@ class Search:
         self._budget = Budget(settings.budget_s, spent_s=settings.spent_s)
         self._steps: StepSearch | None = None
         self._best: Plan | None = None
-        self._known: list[Plan] = []
+        self._beginning = Beginning()
         self._incumbent: Plan | None = None
         self._guess: Plan | None = None
 
@@ -116,14 +111,12 @@ class Search:
         """
         try:
             with builds_for(self.space.arch, worker, *others) as builds:
-                run = self._started(builds, worker, *others)
-                known = self._known_plans(run)
+                known = self._known_plans()
+                run = self._started(known, builds, worker, *others)
                 run.tell("measuring")
-                if builds.threads > 1:  # a deep network has a hundred kernels to compile
-                    self._begin(run, known[:1])
                 self._time_known_plans(run, known)
                 run.tell("measuring")
-                self._begin(run, self._known[:1])
+                self._begin(run)
                 run.steps.run(run.budget, self._report)
             state = self._log.snapshot("measuring")
             if not run.budget.left_s:
@@ -134,7 +127,8 @@ class Search:
             contenders = self._contenders(run.steps)
             # Until there is a plan, calls use the guess: nothing slower may replace it.
             needed = self._guess if self._incumbent is None else None
-            plans = rank(run, contenders, self._incumbent, state, built=self._known, needed=needed)
+            timed = self._beginning.timed
+            plans = rank(run, contenders, self._incumbent, state, built=timed, needed=needed)
             self._log.snapshot("ranking")
             self._best = plans[0]
             run.tell("racing")
@@ -165,7 +159,9 @@ class Search:
         self._database.put_plan(plan, self._environment, partial=True)
         return self._result(plan, complete=False)
 
-    def _started(self, builds: Builds, worker: Worker, *others: Worker) -> Run:
+    def _started(
+        self, known: Sequence[Plan], builds: Builds, worker: Worker, *others: Worker
+    ) -> Run:
         settings, budget = self.settings, self._budget
         scope = f"{self._environment.key} {CACHES[self.space.arch.kind]}"
         storage = settings.storage if self.board is None else None  # a board has all trials
@@ -176,9 +172,9 @@ class Search:
         crew = Crew(measurers, [seat.name for seat in settings.seats], self.board)
         store = StoredTrials(self._database, self._environment, settings.fresh)
         graph = self.graph
-        self._guess = guessed_plan(graph, self.space, network=self.problem.network)
-        if self._guess is not None:  # it is compiled while all candidates are listed
-            builds.want(candidates_of(self._guess, graph, self.space))
+        # They are compiled while all candidates are listed.
+        first = distinct([*known[:1], *filter(None, [self._guess])])
+        builds.want(c for plan in first for c in candidates_of(plan, graph, space))
         with no_collection():  # looking through all that was listed takes a fifth of the time
             steps = self._steps = StepSearch(
                 graph, self.space, crew, store, builds=builds, studies=studies
@@ -198,49 +194,35 @@ class Search:
             others,
         )
 
-    def _known_plans(self, run: Run) -> list[Plan]:
-        """Plans that are known before, for whose kernels there is time, and the guess."""
-        graph, environment, problem = self.graph, self._environment, self.problem
-        self._incumbent = incumbent(graph, problem, environment, self._database)
+    def _known_plans(self) -> list[Plan]:
+        """Plans that are known before, the nearest first, and the guess."""
+        graph, space, environment = self.graph, self.space, self._environment
+        problem, database = self.problem, self._database
+        self._guess = guessed_plan(graph, space, network=problem.network)
+        self._incumbent = incumbent(graph, problem, environment, database)
         shipped = self.settings.shipped
-        known = known_plans(
-            graph, self.space, problem, environment, self._database, shipped=shipped
-        )
-        known = affordable(known, graph, self.space, run.steps, 2 * self._beginning_s)
-        # Calls would build the guess, too: without a plan they use it.
+        known = known_plans(graph, space, problem, environment, database, shipped=shipped)
         return distinct([*known, *filter(None, [self._guess])])
 
-    @property
-    def _beginning_s(self) -> float:
-        return min(BEGINNING * self._budget.seconds, BEGINNING_S)
-
     def _time_known_plans(self, run: Run, known: Sequence[Plan]) -> None:
-        """Times them first, so that a search that ends early has a good plan."""
-        budget = run.budget
-        if not known:
+        self._beginning = begun(run, known, self._guess)
+        if not self._beginning.timed:
             return
-        run.tell("timing known plans")
-        effort = budget.limited(compared(self.space.arch, self._beginning_s), "measuring")
-        with suppress(OutOfTime):  # then they wait for the ranking
-            timings = time_plans(run, known, effort)
-            order = sorted((t.median_us, i) for i, t in enumerate(timings) if isinstance(t, Timing))
-            self._known = [known[i] for _, i in order]
-            run.steps.whole_us = min((us for us, _ in order), default=math.inf)
-            # On busy cores a call may take a hundred times what its steps are thought to take.
-            budget.race_s = max([budget.race_s, *(self._race_s(us) for us, _ in order[:1])])
-        if self._known:
-            self._best = self._known[0]
+        self._best = self._beginning.timed[0]
+        run.steps.whole_us = us = self._beginning.fastest_us
+        # On busy cores a call may take a hundred times what its steps are thought to take.
+        run.budget.race_s = max(run.budget.race_s, self._race_s(us))
 
     def _race_s(self, call_us: float) -> float:
         calls_s = CALLS_IN_A_RACE[self.space.arch.kind] * call_us / 1e6
         return max(calls_s, TRAINING_S if self.problem.mode == "train" else 0.0)
 
-    def _begin(self, run: Run, known: Sequence[Plan]) -> None:
-        """Measures the steps of a plan that is known. Where calls build no guess, also those of the
-        plan by hand: then searches with other seeds, and on machines that others disturb, end with
-        that or better.
+    def _begin(self, run: Run) -> None:
+        """Measures the steps of the best plan that was timed. Where calls build no guess, also
+        those of the plan by hand: then searches with other seeds, and on machines that others
+        disturb, end with that or better.
         """
-        first = [*known]
+        first = [*self._beginning.timed[:1]]
         if self._guess is None:
             first.append(hand_plan(self.graph, self.space, network=self.problem.network))
         for plan in distinct(first):
@@ -260,8 +242,11 @@ class Search:
         found = [self._plan_of(cover) for _, cover in covers]
         by_hand = [hand_plan(graph, self.space, network=name, without=w) for w in LEFT_OUT]
         plain = default_plan(graph, self.space, network=name)
-        first, others = [*self._known[:1], *filter(None, [self._guess])], self._known[1:]
-        return distinct([*first, *found[:1], *by_hand, *found[1:], *others, plain])
+        # What could not be built at first may have been since.
+        built = affordable(self._beginning.untimed, graph, self.space, steps, 0.0)
+        known = [*self._beginning.timed, *built]
+        first = [*known[:1], *filter(None, [self._guess])]
+        return distinct([*first, *found[:1], *by_hand, *found[1:], *known[1:], plain])
 
     def _is_less_than_the_guess(self, plan: Plan, ranked: Sequence[Plan]) -> bool:
         """Whether the framework's own kernels are left without having been compared with the guess:

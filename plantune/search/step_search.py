@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
 
 from plantune.errors import OutOfTime
-from plantune.graph import Graph, Step
+from plantune.graph import Graph
 from plantune.kernels.family import Candidate
-from plantune.outcome import Measured, Outcome, Rejected
+from plantune.outcome import Measured, Outcome, Rejected, is_noisy
 from plantune.plan import Plan
 from plantune.search.budget import Budget, Durations
-from plantune.search.builds import Builds
+from plantune.search.builds import Builds, built_as
 from plantune.search.candidates import FRAMEWORK, LONG_BUILD_S, Key, StepCandidate, step_candidates
 from plantune.search.clusters import Clusters, Weighed
 from plantune.search.costs import Costs
 from plantune.search.cover import CONVERSION_COSTS, NARROW_BEAM, Cover, beam_for, best_covers
 from plantune.search.crew import Crew, Measurer
+from plantune.search.measuring import TrialStore
 from plantune.search.results import Progress, Report, StepsSum
 from plantune.search.studies import Studies
 from plantune.space.search_space import SearchSpace
@@ -41,21 +41,14 @@ SLOWER = 1.5
 # How many configs of each step in the cover are built ahead, and how long to wait for one.
 DEPTH = 6
 WAIT_S = 0.5
+# The part of the time to measure in which the kernels of a known plan should be built: where they
+# take longer, other plans may need none of them.
+BUILDING = 0.5
 # Where nothing can be begun, how long to wait for an outcome before looking again.
 POLL_S = 0.1
 # The part of the time spent on finding the best cover so far: 0.2 s for ResNet-50 in training.
 TELLING = 0.05
 REASON_LENGTH = 4000
-
-
-class TrialStore(Protocol):
-    """Where outcomes are kept between searches."""
-
-    def known(self, step: Step) -> dict[Candidate, Outcome]:
-        """What was found for equal steps in this environment."""
-
-    def keep(self, step: Step, candidate: Candidate, outcome: Outcome) -> None:
-        """Keeps an outcome at once: a kill loses only the trial in flight."""
 
 
 class StepSearch:
@@ -71,7 +64,7 @@ class StepSearch:
         builds: Builds | None = None,
         studies: Studies | None = None,
     ) -> None:
-        self.graph = graph
+        self.graph, self._arch = graph, space.arch
         self._conversion = CONVERSION_COSTS[space.arch.kind]
         self.candidates = step_candidates(graph, space)
         self.costs = Costs()
@@ -82,7 +75,7 @@ class StepSearch:
         self.count = len(self._by_key)
         """How many different candidates there are."""
         self._store = store
-        self._builds = builds
+        self._builds = builds or Builds(lambda c: None, lambda c: None, threads=0)
         self._cover: list[Weighed] = []
         self.durations = Durations()
         # Whether there was time for all that could be part of the best cover.
@@ -187,12 +180,18 @@ class StepSearch:
 
     def _fits(self, candidate: StepCandidate, budget: Budget) -> bool:
         """Whether there seems to be time for it."""
-        built_ahead = self._builds is not None and self._builds.threads > 0
-        needed_s = self.durations.seconds_of(candidate.candidate, built=built_ahead)
+        built = self._builds.threads > 0  # ahead
+        needed_s = self.durations.seconds_of(candidate.candidate, built=built)
         return needed_s <= budget.left_for("measuring")
 
-    def begin_with(self, plan: Plan, budget: Budget, report: Report) -> None:
-        """Measures the steps of a plan that is known to be good, the most expensive first."""
+    def begin_with(
+        self, plan: Plan, budget: Budget, report: Report, *, until_built: bool = False
+    ) -> None:
+        """Measures the steps of a plan that is known to be good, the most expensive first. Perhaps
+        only until all its kernels are built, and in a part of the time: then it can be timed as a
+        whole.
+        """
+        left_s = (1 - BUILDING) * budget.left_for("measuring") if until_built else 0.0
         wanted = {(choice.nodes, choice.candidate) for choice in plan.choices}
         found = (c for c in self.candidates if (c.nodes, c.candidate) in wanted)
         self._cover = self._weighed(found)
@@ -200,14 +199,17 @@ class StepSearch:
 
         def unknown() -> list[StepCandidate]:
             self._look_now_and_then()
-            return self._unknown(of_plan)
+            built = until_built and len(self._ready(of_plan)) == len(of_plan)
+            enough = built or budget.left_for("measuring") < left_s
+            return [] if enough else self._unknown(of_plan)
 
         with suppress(OutOfTime):
             self._measure_until_known(unknown, budget, report)
+        self._land_all(budget, report)
 
     def _calibrate(self, budget: Budget, report: Report) -> None:
         """While the first kernels are built, times each of the framework's ops at its largest."""
-        if self._builds is None or not self._builds.threads:
+        if not self._builds.threads:
             return
         self._want(self._after_news(self._missing))
         by_size = sorted(self._framework, key=lambda candidate: candidate.estimate_us)
@@ -248,7 +250,7 @@ class StepSearch:
 
     def _begin(self, candidate: StepCandidate) -> None:
         """Has a candidate measured; one that is known not to build is not."""
-        failure = None if self._builds is None else self._builds.failure(candidate)
+        failure = self._builds.failure(candidate)
         if failure is None:
             self._crew.begin(candidate, SLOWER * self.costs.fastest_us(candidate.step))
         else:
@@ -277,7 +279,7 @@ class StepSearch:
     def _learn(self, candidate: StepCandidate, outcome: Outcome) -> None:
         step, config = candidate.step, candidate.candidate
         self._store.keep(step, config, outcome)
-        if _is_noisy(outcome) and candidate.key not in self._disturbed:
+        if is_noisy(outcome) and candidate.key not in self._disturbed:
             self._disturbed.add(candidate.key)  # it stays unknown, and is measured once more
             self._tell(candidate, None)
             return
@@ -314,8 +316,6 @@ class StepSearch:
         searches = 1 if self._shared is None else self._shared.searches
         part = len(missing) // (PART_OF_COVER * searches)  # less and less, so that all end at once
         enough = max(LEAST_PER_COVER, part, 2 * self._crew.seats)
-        if self._builds is None:
-            return missing[:enough]
         if ready := self._ready(missing):
             return ready[:enough]
         # Few of the others: what is missing is built meanwhile.
@@ -326,16 +326,14 @@ class StepSearch:
         return ()
 
     def _ready(self, candidates: Iterable[StepCandidate]) -> list[StepCandidate]:
-        assert self._builds is not None
         return [candidate for candidate in candidates if self._builds.is_ready(candidate)]
 
     def _want(self, missing: Sequence[StepCandidate]) -> Sequence[StepCandidate]:
         """What is built from now on: what is missing, then what probably will be."""
         ahead = filter(self._is_due, self._clusters.ahead(self._cover, DEPTH))
         wanted = self._unknown((*missing, *ahead))
-        if self._builds is not None:
-            # One short build serves many steps, and would wait for minutes of long ones.
-            self._builds.want(sorted(wanted, key=lambda c: c.build_s >= LONG_BUILD_S))
+        # One short build serves many steps, and would wait for minutes of long ones.
+        self._builds.want(sorted(wanted, key=lambda c: c.build_s >= LONG_BUILD_S))
         return wanted
 
     def covers(self, wanted: int, beam: int | None = None) -> list[tuple[float, Cover]]:
@@ -363,6 +361,11 @@ class StepSearch:
         """The best cover as a sum of its steps and the conversions between them."""
         steps = self.costs.summed(self._best)
         return replace(steps, us=steps.us + self._conversions_us)
+
+    def built(self) -> frozenset[Hashable]:
+        """What this search has built so far, as `built_as` names it."""
+        ran = (built_as(self._arch, c) for c in self.candidates if c.key in self.ran)
+        return self._builds.built.union(ran)
 
     @property
     def measured(self) -> int:
@@ -394,7 +397,3 @@ class StepSearch:
             seconds_left=budget.left_s,
             whole_us=self.whole_us,
         )
-
-
-def _is_noisy(outcome: Outcome) -> bool:
-    return isinstance(outcome, Rejected) and outcome.stage == "noisy"

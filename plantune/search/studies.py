@@ -17,7 +17,7 @@ import sqlalchemy
 from plantune.canonical import Attrs, canonical, digest
 from plantune.jsonable import from_json, to_json
 from plantune.kernels.family import Candidate
-from plantune.outcome import Measured, Outcome, Rejected
+from plantune.outcome import Outcome, Rejected, is_noisy
 from plantune.search.candidates import Cluster, Key, StepCandidate, heaviest_node
 
 Axes = dict[str, optuna.distributions.BaseDistribution]
@@ -158,11 +158,11 @@ def _brief(outcome: Outcome) -> Any:
 def _known(
     trials: Sequence[optuna.trial.FrozenTrial], family: str
 ) -> Iterator[tuple[Key, Outcome]]:
-    """What the trials say of candidates; "noisy" says something of the machine only."""
+    """What the trials say of candidates; noise says something of the machine alone."""
     for trial in trials:
         with suppress(LookupError, TypeError, ValueError):  # a trial that plantune did not write
             outcome: Outcome = from_json(Outcome, trial.user_attrs[OUTCOME])
-            if isinstance(outcome, Measured) or outcome.stage != "noisy":
+            if not is_noisy(outcome):
                 candidate = Candidate(family, Attrs(trial.params))
                 yield (trial.user_attrs[STEP], candidate), outcome
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
+from functools import partial
 
 import pytest
 
@@ -13,6 +15,7 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
 from plantune.outcome import Rejected
 from plantune.search.budget import CACHED, Budget, Durations
+from plantune.search.builds import Builds, built_as
 from plantune.search.candidates import LONG_BUILD_S
 from plantune.search.ranking import affordable, building_s
 from plantune.search.results import silent
@@ -135,9 +138,15 @@ def test_one_source_is_built_once_for_all_steps(space, measurer, store, monkeypa
     one_s = steps.durations.build_s(winograds[0].candidate, cached=False)
     assert building_s(compiled, graph, space, steps) == one_s
     # Whichever step had it built.
-    names = {c.candidate.family: c.key for c in steps.candidates}
-    steps.ran.add(names["winograd"])
+    named = {c.candidate.family: c for c in steps.candidates}
+    steps.ran.add(named["winograd"].key)
     assert building_s(compiled, graph, space, steps) == 0
+    # Nor does what was built ahead and has not run yet.
+    with closing(Builds(list, partial(built_as, space.arch), 1)) as builds:
+        builds.want([named["winograd"]])
+        assert builds.wait([named["winograd"]], 10)
+        ahead = StepSearch(graph, space, measurer, store, builds=builds)
+        assert building_s(compiled, graph, space, ahead) == 0
 
 
 class Wishes:
@@ -156,6 +165,32 @@ class Wishes:
 
     def failure(self, candidate):
         return None
+
+
+class NeverDone(Wishes):
+    """Builds all the time, by this clock."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+
+    def is_ready(self, candidate):
+        return candidate.build_s == 0
+
+    def wait(self, candidates, seconds):
+        self.clock.now += seconds
+        return False
+
+
+def test_a_plan_whose_kernels_take_too_long_leaves_others_time(graph, space, slow, store):
+    plan = hand_plan(graph, space, network="small")
+    search = StepSearch(graph, space, slow, store, builds=NeverDone(slow.clock))
+    budget = Budget(60.0, slow.clock)
+    to_measure = budget.left_for("measuring")
+    search.begin_with(plan, budget, silent, until_built=True)
+    assert to_measure / 3 < budget.left_for("measuring") < to_measure / 2
+    search.begin_with(plan, budget, silent)
+    assert budget.left_for("measuring") < 1
 
 
 @pytest.mark.usefixtures("as_with_a_compiler")

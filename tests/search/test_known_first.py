@@ -17,6 +17,8 @@ from plantune.outcome import Measured, Rejected
 from plantune.plan import candidates_by_step, check_plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.search import known, phases, ranking, search
+from plantune.search.builds import Builds
+from plantune.search.candidates import candidates_of
 from plantune.search.machine_log import MachineLog
 from plantune.search.results import Settings
 from plantune.search.search import Search
@@ -109,17 +111,25 @@ def by_hand():
 
 
 @pytest.fixture
-def guess(by_hand, monkeypatch):
-    """What calls use without a plan: one that no other part of a search would come upon."""
-    plan, space = by_hand(PROBLEM), search_of(PROBLEM, Settings(), None, HERE).space
-    steps = check_plan(plan, PROBLEM.graph, space)
-    number = next(i for i, c in enumerate(plan.choices) if _family(c) == "onednn_conv")
-    step = next(step for step in steps if step.name == plan.choices[number].nodes[0])
-    plain = search.default_plan(PROBLEM.graph, space, network=PROBLEM.network)
-    alone = [c for c in plain.choices if c.nodes[0] in plan.choices[number].nodes]
-    assert len(step.nodes) == len(alone)
-    rest = (*plan.choices[:number], *plan.choices[number + 1 :])
-    made = replace(plan, choices=(*rest, *alone), origin="default")
+def uncommon(by_hand):
+    """Makes a plan that no other part of a search would come upon."""
+
+    def plan(problem):
+        made, space = by_hand(problem), search_of(problem, Settings(), None, HERE).space
+        number = next(i for i, c in enumerate(made.choices) if _family(c) == "onednn_conv")
+        plain = search.default_plan(problem.graph, space, network=problem.network)
+        alone = [c for c in plain.choices if c.nodes[0] in made.choices[number].nodes]
+        assert len(made.choices[number].nodes) == len(alone)
+        rest = (*made.choices[:number], *made.choices[number + 1 :])
+        return replace(made, choices=(*rest, *alone))
+
+    return plan
+
+
+@pytest.fixture
+def guess(uncommon, monkeypatch):
+    """What calls use without a plan."""
+    made = replace(uncommon(PROBLEM), origin="default")
     monkeypatch.setattr(search, "guessed_plan", lambda graph, space, network: made)
     return made
 
@@ -160,6 +170,44 @@ class TestBeginning:
             found.run(worker)
             left.append(60.0 - found._budget._end_s("ranking"))
         assert left[0] < 20 < left[1]
+
+    def test_its_kernels_are_built_while_candidates_are_listed(
+        self, searched, database, by_hand, monkeypatch
+    ):
+        events = []
+        listed = search.StepSearch.__init__
+
+        def lists(*arguments, **options):
+            events.append("candidates")
+            listed(*arguments, **options)
+
+        monkeypatch.setattr(search.StepSearch, "__init__", lists)
+        monkeypatch.setattr(Builds, "want", lambda self, wanted: events.append([*wanted]))
+        database.put_plan(by_hand(OTHER), HERE)
+        searched()
+        plan, space = by_hand(PROBLEM), search_of(PROBLEM, Settings(), None, HERE).space
+        wanted = {c.key for c in candidates_of(plan, PROBLEM.graph, space)}
+        assert ({c.key for c in events[0]}, events[1]) == (wanted, "candidates")
+
+    @pytest.mark.parametrize("ever", [True, False])
+    def test_one_whose_kernels_could_not_be_built_at_first_is_ranked_when_they_are(
+        self, worker, database, uncommon, monkeypatch, ever
+    ):
+        """At 30 s shipped plans had been forgotten, since all their kernels take 7 s to build."""
+        missing_s = [1e9]
+
+        def measures(steps, budget, report):
+            if ever:
+                missing_s.append(0.0)
+
+        monkeypatch.setattr(search.StepSearch, "run", measures)
+        monkeypatch.setattr(ranking, "building_s", lambda plan, *others: missing_s[-1])
+        # The others are not what this is about.
+        monkeypatch.setattr(ranking, "affordable", lambda plans, *others: [*plans])
+        database.put_plan(uncommon(OTHER), HERE)
+        search_of(PROBLEM, Settings(30.0), database, HERE).run(worker)
+        ranked = [*map(choices, worker.timed[0])]
+        assert (choices(uncommon(PROBLEM)) in ranked) == ever
 
     def test_its_steps_are_measured_first(self, searched, worker, database, by_hand):
         database.put_plan(by_hand(OTHER), HERE)

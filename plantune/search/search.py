@@ -124,11 +124,14 @@ class Search:
             if (plan := self._found_elsewhere(run)) is not None:
                 return self._taken(run, plan)
             rivals = rivals_ahead(run)
-            contenders = self._contenders(run.steps)
+            known = self._known(run.steps)
+            contenders = self._contenders(run.steps, known)
             # Until there is a plan, calls use the guess: nothing slower may replace it.
             needed = self._guess if self._incumbent is None else None
+            # Nor anything that is not clearly faster than the best plan that was known.
+            before = self._incumbent or next(iter(known), None)
             timed = self._beginning.timed
-            plans = rank(run, contenders, self._incumbent, state, built=timed, needed=needed)
+            plans = rank(run, contenders, before, state, built=timed, needed=needed)
             self._log.snapshot("ranking")
             self._best = plans[0]
             run.tell("racing")
@@ -231,7 +234,15 @@ class Search:
     def _plan_of(self, cover: Cover) -> Plan:
         return plan_of(cover, self.graph, self.space, network=self.problem.network)
 
-    def _contenders(self, steps: StepSearch) -> list[Plan]:
+    def _known(self, steps: StepSearch) -> list[Plan]:
+        """The known plans, those that were timed first; of the others those that were built since
+        then.
+        """
+        untimed = self._beginning.untimed
+        built = affordable(untimed, self.graph, self.space, steps, 0.0)
+        return [*self._beginning.timed, *built]
+
+    def _contenders(self, steps: StepSearch, known: Sequence[Plan]) -> list[Plan]:
         """The best plan that is known, the guess, the best cover, those picked by hand, the other
         covers and known ones, and the default one: on a busy machine the first ones are all that is
         ranked, and the sums of steps say least there.
@@ -242,9 +253,6 @@ class Search:
         found = [self._plan_of(cover) for _, cover in covers]
         by_hand = [hand_plan(graph, self.space, network=name, without=w) for w in LEFT_OUT]
         plain = default_plan(graph, self.space, network=name)
-        # What could not be built at first may have been since.
-        built = affordable(self._beginning.untimed, graph, self.space, steps, 0.0)
-        known = [*self._beginning.timed, *built]
         first = [*known[:1], *filter(None, [self._guess])]
         return distinct([*first, *found[:1], *by_hand, *found[1:], *known[1:], plain])
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from plantune.errors import OutOfTime
 from plantune.graph import Graph
 from plantune.kernels.family import Candidate
 from plantune.outcome import Measured, Outcome, Rejected, is_noisy
 from plantune.plan import Plan
+from plantune.search.best_cover import BestCover
 from plantune.search.budget import Budget, Durations
 from plantune.search.builds import Builds, built_as
 from plantune.search.candidates import FRAMEWORK, LONG_BUILD_S, Key, StepCandidate, step_candidates
@@ -46,8 +45,6 @@ WAIT_S = 0.5
 BUILDING = 0.5
 # Where nothing can be begun, how long to wait for an outcome before looking again.
 POLL_S = 0.1
-# The part of the time spent on finding the best cover so far: 0.2 s for ResNet-50 in training.
-TELLING = 0.05
 REASON_LENGTH = 4000
 
 
@@ -94,11 +91,8 @@ class StepSearch:
         self._recall()
         # What the best plan took that was timed as a whole.
         self.whole_us = math.inf
-        # The best cover when it was last looked for, and its conversions.
-        self._best: Cover = ()
-        self._conversions_us = math.inf
-        self._next_look = -math.inf
-        self._look_for_best(beam_for(graph))
+        self._best = BestCover(self.covers, self.costs)
+        self._best.look(beam_for(graph))
 
     def run(self, budget: Budget, report: Report) -> None:
         """Measures until nothing unknown could be part of the best cover, or the time is over."""
@@ -108,7 +102,7 @@ class StepSearch:
                 self._quick_alone = not self._settle(QUICK_DISCOUNTS, budget, report)
             self.complete = not self._quick_alone and self._settle(DISCOUNTS, budget, report)
         self._land_all(budget, report)
-        self._look_for_best()
+        self._best.look()
 
     def _settle(self, discounts: Iterable[float], budget: Budget, report: Report) -> bool:
         """Measures until the best cover holds no estimate; False if there is no time for that."""
@@ -123,9 +117,15 @@ class StepSearch:
         return quick or self.costs.knows(candidate)
 
     def _measure_until_known(
-        self, find: Callable[[], list[StepCandidate]], budget: Budget, report: Report
+        self,
+        find: Callable[[], list[StepCandidate]],
+        budget: Budget,
+        report: Report,
+        least: int = LEAST_PER_COVER,
     ) -> bool:
-        """Measures until nothing unknown is found; False if there is no time for that."""
+        """Measures until nothing unknown is found; False if there is no time for that. Before it
+        looks again, at least so many are measured.
+        """
         while missing := self._after_news(find):
             fitting = self._fitting(missing, budget)
             elsewhere = not self._crew.is_idle or any(map(self._is_taken, missing))
@@ -134,7 +134,7 @@ class StepSearch:
             if not fitting and not self._crew.is_busy:
                 # All that the best cover lacks is being measured: what will probably be next?
                 fitting = self._fitting(self._want(missing), budget)
-            batch = self._built(fitting, budget) if fitting else ()
+            batch = self._built(fitting, budget, least) if fitting else ()
             self._measure_all(batch, budget, report)
             if not batch and elsewhere:
                 if not budget.left_for("measuring") and self._crew.is_idle:
@@ -198,13 +198,13 @@ class StepSearch:
         of_plan = [candidate for candidate, _ in self._cover]
 
         def unknown() -> list[StepCandidate]:
-            self._look_now_and_then()
+            self._best.look_now_and_then()
             built = until_built and len(self._ready(of_plan)) == len(of_plan)
             enough = built or budget.left_for("measuring") < left_s
             return [] if enough else self._unknown(of_plan)
 
         with suppress(OutOfTime):
-            self._measure_until_known(unknown, budget, report)
+            self._measure_until_known(unknown, budget, report, least=1)
         self._land_all(budget, report)
 
     def _calibrate(self, budget: Budget, report: Report) -> None:
@@ -296,7 +296,7 @@ class StepSearch:
         priced = self.costs.priced(filter(self._is_due, self._clusters.offered()))
         found = best_covers(self.graph, priced, 1, self._conversion, NARROW_BEAM)
         self._cover = self._weighed(found[0][1] if found else ())
-        self._look_now_and_then()
+        self._best.look_now_and_then()
         return self._unknown(candidate for candidate, _ in self._cover)
 
     def _weighed(self, cover: Iterable[StepCandidate]) -> list[Weighed]:
@@ -311,16 +311,18 @@ class StepSearch:
         """Those without an outcome, one of several for equal steps."""
         return list({c.key: c for c in candidates if not self.costs.knows(c)}.values())
 
-    def _built(self, missing: Sequence[StepCandidate], budget: Budget) -> Sequence[StepCandidate]:
+    def _built(
+        self, missing: Sequence[StepCandidate], budget: Budget, least: int = LEAST_PER_COVER
+    ) -> Sequence[StepCandidate]:
         """What to measure now: of the missing ones those that are built, else whatever is built."""
         searches = 1 if self._shared is None else self._shared.searches
         part = len(missing) // (PART_OF_COVER * searches)  # less and less, so that all end at once
-        enough = max(LEAST_PER_COVER, part, 2 * self._crew.seats)
+        enough = max(least, part, 2 * self._crew.seats)
         if ready := self._ready(missing):
             return ready[:enough]
         # Few of the others: what is missing is built meanwhile.
         if ready := self._ready(self._fitting(self._want(missing), budget)):
-            return ready[: max(LEAST_PER_COVER, self._crew.seats)]
+            return ready[: max(least, self._crew.seats)]
         if self._crew.is_idle:  # else an outcome may come first
             self._builds.wait(missing, min(WAIT_S, budget.left_for("measuring")))
         return ()
@@ -343,24 +345,9 @@ class StepSearch:
         beam = beam or beam_for(self.graph)
         return best_covers(self.graph, priced, wanted, self._conversion, beam)
 
-    def _look_now_and_then(self) -> None:
-        if time.monotonic() >= self._next_look:
-            self._look_for_best()
-
-    def _look_for_best(self, beam: int = NARROW_BEAM) -> None:
-        """The best cover that is known by now, for those who are told."""
-        start, discount = time.monotonic(), self.costs.discount
-        for cost_us, cover in self.covers(1, beam):
-            self._best = cover
-            self._conversions_us = cost_us - sum(map(self.costs.of, cover))
-        self.costs.discount = discount
-        now = time.monotonic()
-        self._next_look = now + (now - start) / TELLING
-
     def best(self) -> StepsSum:
-        """The best cover as a sum of its steps and the conversions between them."""
-        steps = self.costs.summed(self._best)
-        return replace(steps, us=steps.us + self._conversions_us)
+        """The best cover that is known as a sum of its steps and the conversions between them."""
+        return self._best.summed()
 
     def built(self) -> frozenset[Hashable]:
         """What this search has built so far, as `built_as` names it."""

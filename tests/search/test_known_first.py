@@ -297,7 +297,7 @@ class TestBeginning:
         for module in (search, known):
             monkeypatch.setattr(module, "guessed_plan", lambda graph, space, network: guess)
         monkeypatch.setattr(ranking, "building_s", lambda *arguments: 0.0)
-        monkeypatch.setattr(search.Search, "_contenders", lambda self, steps: [plain, guess])
+        monkeypatch.setattr(search.Search, "_contenders", lambda self, *known: [plain, guess])
         found = search_of(PROBLEM, Settings(), None, HERE)
         plain = search.default_plan(PROBLEM.graph, found.space, network=PROBLEM.network)
 
@@ -352,6 +352,25 @@ class TestKept:
         kept = choices(by_hand(PROBLEM))
         monkeypatch.setattr(worker, "time_of", lambda plan: 50.0 if choices(plan) == kept else 40.0)
         assert choices(searched().plan) != kept
+
+
+class TestPreferred:
+    """A short search times plans for few rounds, and one of eight is lucky: what a longer one found
+    elsewhere is worth more.
+    """
+
+    @pytest.mark.parametrize(("others_us", "stays"), [(99.0, True), (50.0, False)])
+    def test_the_best_known_plan_stays_unless_one_is_clearly_faster(
+        self, searched, worker, database, uncommon, monkeypatch, others_us, stays
+    ):
+        database.put_plan(uncommon(OTHER), HERE)
+        best = choices(uncommon(PROBLEM))
+
+        def timed(graph, plans, effort, seed=0):
+            return [Timing(WIDE) if choices(p) == best else steady(others_us) for p in plans]
+
+        monkeypatch.setattr(worker, "time_programs", timed)
+        assert (choices(searched().plan) == best) == stays
 
 
 class TestRepeats:

@@ -1,0 +1,47 @@
+"""The best cover that is known by now, for those who are told how a search stands."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from plantune.search.costs import Costs
+from plantune.search.cover import NARROW_BEAM, Cover
+from plantune.search.results import StepsSum
+
+# The part of the time spent on finding it: 0.2 s for ResNet-50 in training.
+TELLING = 0.05
+
+
+class BestCover:
+    """What was the best cover when it was last looked for; `covers` finds so many of a beam."""
+
+    def __init__(
+        self, covers: Callable[[int, int], Sequence[tuple[float, Cover]]], costs: Costs
+    ) -> None:
+        self._covers, self._costs = covers, costs
+        self._cover: Cover = ()
+        self._conversions_us = math.inf
+        self._next_look = -math.inf
+
+    def look(self, beam: int = NARROW_BEAM) -> None:
+        """Finds it again."""
+        start, discount = time.monotonic(), self._costs.discount
+        for cost_us, cover in self._covers(1, beam):
+            self._cover = cover
+            self._conversions_us = cost_us - sum(map(self._costs.of, cover))
+        self._costs.discount = discount
+        now = time.monotonic()
+        self._next_look = now + (now - start) / TELLING
+
+    def look_now_and_then(self) -> None:
+        """As `look`, in a part of the time."""
+        if time.monotonic() >= self._next_look:
+            self.look()
+
+    def summed(self) -> StepsSum:
+        """The sum of its steps and of the conversions between them."""
+        steps = self._costs.summed(self._cover)
+        return replace(steps, us=steps.us + self._conversions_us)

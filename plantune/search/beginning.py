@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from plantune.errors import OutOfTime
 from plantune.measure.timing import Timing
 from plantune.plan import Plan
+from plantune.search.candidates import candidates_of
 from plantune.search.phases import Run, compared, time_plans
 from plantune.search.ranking import affordable, distinct, is_late
 
 # The time for known plans: a part of the budget, or these seconds if that is less.
 BEGINNING, BEGINNING_S = 0.1, 8.0
+# The part of the time in which its kernels should be built: other plans may need none of those that
+# take longer.
+BUILDING = 0.75
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,10 @@ def begun(run: Run, known: Sequence[Plan], guess: Plan | None) -> Beginning:
     """Builds the first plan that is known, then times it beside the others for whose kernels there
     is time, and the guess: so a search that ends early has a good plan.
     """
-    for first in known[:1]:
-        run.steps.begin_with(first, run.budget, run.report, until_built=True)
     seconds = min(BEGINNING * run.budget.seconds, BEGINNING_S)
-    plans = affordable(known, run.graph, run.space, run.steps, 2 * seconds)
+    plans = []
+    if known and _is_built(run, known[0]):
+        plans = affordable(known, run.graph, run.space, run.steps, 2 * seconds)
     # Calls would build the guess, too: without a plan they use it.
     plans = distinct([*plans, *filter(None, [guess])])
     if not plans:
@@ -48,3 +52,24 @@ def begun(run: Run, known: Sequence[Plan], guess: Plan | None) -> Beginning:
     others += [plan for plan, found in zip(plans, timings, strict=True) if is_late(found)]
     fastest_us = min((us for us, _ in order), default=math.inf)
     return Beginning([plans[i] for _, i in order], others, fastest_us)
+
+
+def _is_built(run: Run, plan: Plan) -> bool:
+    """Whether all kernels of a plan are built in a part of the time. Meanwhile its steps are
+    measured, unless builds would be paused for that.
+    """
+    builds, budget, known = run.steps.builds, run.budget, run.steps.costs.knows
+    # What an earlier search measured is in the caches of the disk.
+    kernels = [c for c in candidates_of(plan, run.graph, run.space) if not known(c)]
+    least_s = (1 - BUILDING) * budget.left_for("measuring")
+
+    def left_s() -> float:
+        return max(budget.left_for("measuring") - least_s, 0.0)
+
+    def is_done() -> bool:
+        return all(map(builds.is_ready, kernels))
+
+    if builds.paused:
+        return all(builds.wait([kernel], left_s()) for kernel in kernels)
+    run.steps.begin_with(plan, budget, run.report, lambda: is_done() or not left_s())
+    return is_done()

@@ -30,11 +30,17 @@ class Builds:
     """Threads that build what is wanted, in order, each in a process of its own.
 
     Without threads everything counts as ready, and the worker builds. `build` raises BuildError.
-    Each thread begins with `prepare`.
+    Each thread begins with `prepare`. Builds may be `paused` while something is timed.
     """
 
     def __init__(
-        self, build: Build, source: Source, threads: int, prepare: Callable[[], object] = list
+        self,
+        build: Build,
+        source: Source,
+        threads: int,
+        prepare: Callable[[], object] = list,
+        *,
+        paused: bool = False,
     ) -> None:
         self._build = build
         self._prepare = prepare
@@ -45,7 +51,7 @@ class Builds:
         self._wanted: list[StepCandidate] = []
         self._changed = threading.Condition()
         self._closed = False
-        self.threads = threads
+        self.threads, self.paused = threads, paused
         for _ in range(threads):
             threading.Thread(target=self._work, daemon=True).start()
 
@@ -153,7 +159,8 @@ def builds_for(arch: Arch, worker: Worker, *others: Worker) -> Iterator[Builds]:
         times = Times(builder.pause)
         for each in workers:
             each.on_stage = times.of(each)
-        builds = Builds(partial(_build_in, builder, arch), partial(built_as, arch), 1, prepare)
+        build = partial(_build_in, builder, arch)
+        builds = Builds(build, partial(built_as, arch), 1, prepare, paused=True)
     else:
         builder = None
         threads = max(len(os.sched_getaffinity(0)) - CORES_LEFT_FREE - len(others), 1)

@@ -40,9 +40,6 @@ SLOWER = 1.5
 # How many configs of each step in the cover are built ahead, and how long to wait for one.
 DEPTH = 6
 WAIT_S = 0.5
-# The part of the time to measure in which the kernels of a known plan should be built: where they
-# take longer, other plans may need none of them.
-BUILDING = 0.5
 # Where nothing can be begun, how long to wait for an outcome before looking again.
 POLL_S = 0.1
 REASON_LENGTH = 4000
@@ -72,7 +69,7 @@ class StepSearch:
         self.count = len(self._by_key)
         """How many different candidates there are."""
         self._store = store
-        self._builds = builds or Builds(lambda c: None, lambda c: None, threads=0)
+        self.builds = builds or Builds(lambda c: None, lambda c: None, threads=0)
         self._cover: list[Weighed] = []
         self.durations = Durations()
         # Whether there was time for all that could be part of the best cover.
@@ -180,18 +177,20 @@ class StepSearch:
 
     def _fits(self, candidate: StepCandidate, budget: Budget) -> bool:
         """Whether there seems to be time for it."""
-        built = self._builds.threads > 0  # ahead
+        built = self.builds.threads > 0  # ahead
         needed_s = self.durations.seconds_of(candidate.candidate, built=built)
         return needed_s <= budget.left_for("measuring")
 
     def begin_with(
-        self, plan: Plan, budget: Budget, report: Report, *, until_built: bool = False
+        self,
+        plan: Plan,
+        budget: Budget,
+        report: Report,
+        is_enough: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Measures the steps of a plan that is known to be good, the most expensive first. Perhaps
-        only until all its kernels are built, and in a part of the time: then it can be timed as a
-        whole.
+        """Measures the steps of a plan that is known to be good, the most expensive first, until it
+        is enough.
         """
-        left_s = (1 - BUILDING) * budget.left_for("measuring") if until_built else 0.0
         wanted = {(choice.nodes, choice.candidate) for choice in plan.choices}
         found = (c for c in self.candidates if (c.nodes, c.candidate) in wanted)
         self._cover = self._weighed(found)
@@ -199,9 +198,7 @@ class StepSearch:
 
         def unknown() -> list[StepCandidate]:
             self._best.look_now_and_then()
-            built = until_built and len(self._ready(of_plan)) == len(of_plan)
-            enough = built or budget.left_for("measuring") < left_s
-            return [] if enough else self._unknown(of_plan)
+            return [] if is_enough() else self._unknown(of_plan)
 
         with suppress(OutOfTime):
             self._measure_until_known(unknown, budget, report, least=1)
@@ -209,7 +206,7 @@ class StepSearch:
 
     def _calibrate(self, budget: Budget, report: Report) -> None:
         """While the first kernels are built, times each of the framework's ops at its largest."""
-        if not self._builds.threads:
+        if not self.builds.threads:
             return
         self._want(self._after_news(self._missing))
         by_size = sorted(self._framework, key=lambda candidate: candidate.estimate_us)
@@ -250,7 +247,7 @@ class StepSearch:
 
     def _begin(self, candidate: StepCandidate) -> None:
         """Has a candidate measured; one that is known not to build is not."""
-        failure = self._builds.failure(candidate)
+        failure = self.builds.failure(candidate)
         if failure is None:
             self._crew.begin(candidate, SLOWER * self.costs.fastest_us(candidate.step))
         else:
@@ -324,18 +321,18 @@ class StepSearch:
         if ready := self._ready(self._fitting(self._want(missing), budget)):
             return ready[: max(least, self._crew.seats)]
         if self._crew.is_idle:  # else an outcome may come first
-            self._builds.wait(missing, min(WAIT_S, budget.left_for("measuring")))
+            self.builds.wait(missing, min(WAIT_S, budget.left_for("measuring")))
         return ()
 
     def _ready(self, candidates: Iterable[StepCandidate]) -> list[StepCandidate]:
-        return [candidate for candidate in candidates if self._builds.is_ready(candidate)]
+        return [candidate for candidate in candidates if self.builds.is_ready(candidate)]
 
     def _want(self, missing: Sequence[StepCandidate]) -> Sequence[StepCandidate]:
         """What is built from now on: what is missing, then what probably will be."""
         ahead = filter(self._is_due, self._clusters.ahead(self._cover, DEPTH))
         wanted = self._unknown((*missing, *ahead))
         # One short build serves many steps, and would wait for minutes of long ones.
-        self._builds.want(sorted(wanted, key=lambda c: c.build_s >= LONG_BUILD_S))
+        self.builds.want(sorted(wanted, key=lambda c: c.build_s >= LONG_BUILD_S))
         return wanted
 
     def covers(self, wanted: int, beam: int | None = None) -> list[tuple[float, Cover]]:
@@ -352,7 +349,7 @@ class StepSearch:
     def built(self) -> frozenset[Hashable]:
         """What this search has built so far, as `built_as` names it."""
         ran = (built_as(self._arch, c) for c in self.candidates if c.key in self.ran)
-        return self._builds.built.union(ran)
+        return self.builds.built.union(ran)
 
     @property
     def measured(self) -> int:

@@ -167,32 +167,6 @@ class Wishes:
         return None
 
 
-class NeverDone(Wishes):
-    """Builds all the time, by this clock."""
-
-    def __init__(self, clock):
-        super().__init__()
-        self.clock = clock
-
-    def is_ready(self, candidate):
-        return candidate.build_s == 0
-
-    def wait(self, candidates, seconds):
-        self.clock.now += seconds
-        return False
-
-
-def test_a_plan_whose_kernels_take_too_long_leaves_others_time(graph, space, slow, store):
-    plan = hand_plan(graph, space, network="small")
-    search = StepSearch(graph, space, slow, store, builds=NeverDone(slow.clock))
-    budget = Budget(60.0, slow.clock)
-    to_measure = budget.left_for("measuring")
-    search.begin_with(plan, budget, silent, until_built=True)
-    assert to_measure / 3 < budget.left_for("measuring") < to_measure / 2
-    search.begin_with(plan, budget, silent)
-    assert budget.left_for("measuring") < 1
-
-
 @pytest.mark.usefixtures("as_with_a_compiler")
 def test_what_takes_long_to_build_comes_after_all_else(graph, space, measurer, store):
     """Beside such builds everything else takes longer, and mostly they are in vain."""

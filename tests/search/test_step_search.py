@@ -136,27 +136,6 @@ def test_a_plan_to_begin_with_waits_for_its_kernels(graph, space, measurer, stor
     assert {choice.candidate for choice in plan.choices} <= {c for _, c in measurer.asked}
 
 
-def test_a_plan_is_built_until_it_can_be_timed(graph, space, measurer, store):
-    """Its steps are measured meanwhile, and not the others when that is done."""
-
-    def build(candidate):
-        while not measurer.asked:
-            time.sleep(0.001)
-
-    plan = hand_plan(graph, space, network="small")
-    builds = Builds(build, lambda c: c.key if c.candidate.family == "winograd" else None, 1)
-    search = StepSearch(graph, space, measurer, store, builds=builds)
-    search.begin_with(plan, Budget(PLENTY), silent, until_built=True)
-    chosen = {choice.candidate for choice in plan.choices}
-    assert all(builds.is_ready(c) for c in search.candidates if c.candidate in chosen)
-    assert measurer.asked
-    measurer.asked.clear()
-    fresh = StepSearch(graph, space, measurer, type(store)(), builds=builds)
-    fresh.begin_with(plan, Budget(PLENTY), silent, until_built=True)
-    builds.close()
-    assert not measurer.asked
-
-
 def test_a_resumed_search_asks_for_nothing_that_it_knows(graph, space, measurer, store):
     StepSearch(graph, space, measurer, store).run(Budget(PLENTY), silent)
     known = set(measurer.asked)

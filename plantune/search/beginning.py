@@ -69,7 +69,8 @@ def _is_built(run: Run, plan: Plan) -> bool:
     def is_done() -> bool:
         return all(map(builds.is_ready, kernels))
 
-    if builds.paused:
+    if builds.paused and not is_done():
+        run.tell("building a known plan")
         return all(builds.wait([kernel], left_s()) for kernel in kernels)
     run.steps.begin_with(plan, budget, run.report, lambda: is_done() or not left_s())
     return is_done()

@@ -58,6 +58,8 @@ MAKES = {"cpu": 3, "cuda": 1}
 FEW = 3
 ALONE_S = 0.2
 RACE_S = 8.0
+# No race begins with less time: it takes longer to make a plan's program and to prove it.
+LEAST_RACE_S = 0.5
 MOST_RACES = 3
 # An undecided race is repeated for the entrants concerned, if there is time.
 MOST_REPEATS = 4
@@ -249,6 +251,8 @@ def race_first(run: Run, plans: Sequence[Plan]) -> tuple[Plan, Race]:
 
     A plan that fails here was right and ran in every measurement before, so there is a warning.
     """
+    if run.budget.left_s < LEAST_RACE_S:
+        raise OutOfTime("there was no time left for a race")
     contenders = list(dict.fromkeys((*plans[:MOST_RACES], plans[-1])))
     for plan in contenders[:-1]:
         try:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from plantune.errors import WorkerDied
+from plantune.errors import OutOfTime, WorkerDied
 from plantune.measure.timing import Effort, Timing
 from plantune.outcome import Rejected
 from plantune.search.budget import Budget
@@ -103,6 +103,13 @@ def test_what_compiles_joins_the_race_where_there_is_time(arch, seconds, compile
     _, baselines = worker.raced
     assert {name for name in baselines if name.startswith("compile")} == compiled
     assert {"eager", "eager-channels-last", "torchscript"} <= set(baselines)
+
+
+def test_no_race_begins_when_the_time_is_almost_up():
+    worker = FakeWorker()
+    with pytest.raises(OutOfTime):
+        race_first(run_of(worker, seconds=0.4), ["a", "b"])
+    assert worker.plans == []
 
 
 def test_rivals_are_compiled_one_after_the_other():

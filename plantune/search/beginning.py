@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plantune.errors import OutOfTime
+from plantune.graph import Graph
 from plantune.measure.timing import Timing
 from plantune.plan import Plan
-from plantune.search.candidates import candidates_of
+from plantune.search.candidates import LONG_BUILD_S, StepCandidate, candidates_of
 from plantune.search.phases import Run, compared, time_plans
 from plantune.search.ranking import affordable, distinct, is_late
+from plantune.space import SearchSpace
 
 # The time for known plans: a part of the budget, or these seconds if that is less.
 BEGINNING, BEGINNING_S = 0.1, 8.0
-# The part of the time in which its kernels should be built: other plans may need none of those that
-# take longer.
+# The part of the time in which the first one should be built: other plans may need none of its
+# kernels.
 BUILDING = 0.75
 
 
@@ -27,6 +29,13 @@ class Beginning:
     timed: Sequence[Plan] = ()
     untimed: Sequence[Plan] = ()
     fastest_us: float = math.inf
+
+
+def built_first(plan: Plan, graph: Graph, space: SearchSpace) -> list[StepCandidate]:
+    """What is built of a known plan before all else: what takes long is left to later, as in any
+    other plan, or to the worker if there is time.
+    """
+    return [c for c in candidates_of(plan, graph, space) if c.build_s < LONG_BUILD_S]
 
 
 def begun(run: Run, known: Sequence[Plan], guess: Plan | None) -> Beginning:
@@ -55,12 +64,12 @@ def begun(run: Run, known: Sequence[Plan], guess: Plan | None) -> Beginning:
 
 
 def _is_built(run: Run, plan: Plan) -> bool:
-    """Whether all kernels of a plan are built in a part of the time. Meanwhile its steps are
+    """Whether all those kernels of a plan are built in a part of the time. Meanwhile its steps are
     measured, unless builds would be paused for that.
     """
     builds, budget, known = run.steps.builds, run.budget, run.steps.costs.knows
     # What an earlier search measured is in the caches of the disk.
-    kernels = [c for c in candidates_of(plan, run.graph, run.space) if not known(c)]
+    kernels = [c for c in built_first(plan, run.graph, run.space) if not known(c)]
     least_s = (1 - BUILDING) * budget.left_for("measuring")
 
     def left_s() -> float:

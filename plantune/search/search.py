@@ -22,11 +22,10 @@ from plantune.plan_db.opening import now_text
 from plantune.plan_db.rows import COMPLETE, Found, StoredPlan
 from plantune.plan_db.validation import check_stored_plan
 from plantune.problem import Problem
-from plantune.search.beginning import Beginning, begun
+from plantune.search.beginning import Beginning, begun, built_first
 from plantune.search.board import Board
 from plantune.search.budget import CALLS_IN_A_RACE, Budget
 from plantune.search.builds import Builds, builds_for
-from plantune.search.candidates import candidates_of
 from plantune.search.cover import Cover
 from plantune.search.crew import Crew
 from plantune.search.elsewhere import prove_elsewhere, start_all
@@ -177,7 +176,7 @@ class Search:
         graph = self.graph
         # They are compiled while all candidates are listed.
         first = distinct([*known[:1], *filter(None, [self._guess])])
-        builds.want(c for plan in first for c in candidates_of(plan, graph, space))
+        builds.want(c for plan in first for c in built_first(plan, graph, space))
         with no_collection():  # looking through all that was listed takes a fifth of the time
             steps = self._steps = StepSearch(
                 graph, self.space, crew, store, builds=builds, studies=studies

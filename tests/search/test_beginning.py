@@ -97,6 +97,14 @@ def test_one_whose_kernels_take_too_long_waits_and_leaves_others_time(begin, pla
     assert budget.left_for("measuring") == pytest.approx(to_measure / 4)
 
 
+def test_what_takes_long_to_build_is_not_waited_for(begin, plan, graph, space, monkeypatch):
+    """There is time for such kernels if the worker builds them, or there is none."""
+    monkeypatch.setattr("plantune.search.beginning.LONG_BUILD_S", 1.0)
+    builds = Builds(lambda candidate: time.sleep(PLENTY), source, 1, paused=True)
+    assert begin(builds, Budget(PLENTY))[0].timed == [plan]
+    assert begin(builds, Budget(12.0))[0].untimed == [plan]
+
+
 def test_what_an_earlier_search_built_is_not_waited_for(begin, plan, graph, space, measurer, store):
     StepSearch(graph, space, measurer, store).begin_with(plan, Budget(PLENTY), silent)
     builds = Builds(lambda candidate: time.sleep(PLENTY), source, 1, paused=True)

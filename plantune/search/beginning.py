@@ -15,11 +15,13 @@ from plantune.search.phases import Run, compared, time_plans
 from plantune.search.ranking import affordable, distinct, is_late
 from plantune.space import SearchSpace
 
-# The time for known plans: a part of the budget, or these seconds if that is less.
+# The time to compare known plans: a part of the budget, or these seconds if that is less.
 BEGINNING, BEGINNING_S = 0.1, 8.0
-# The part of the time in which the first one should be built: other plans may need none of its
-# kernels.
-BUILDING = 0.75
+# Before that, the part of the time to measure in which the nearest one should be built: others may
+# need none of its kernels. Where nothing is measured meanwhile, these seconds if that is less.
+BUILDING, BUILDING_S = 0.75, 20.0
+# How long it waits without a sign of life.
+TELLING_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Beginning:
     fastest_us: float = math.inf
 
 
-def built_first(plan: Plan, graph: Graph, space: SearchSpace) -> list[StepCandidate]:
+def quick_kernels(plan: Plan, graph: Graph, space: SearchSpace) -> list[StepCandidate]:
     """What is built of a known plan before all else: what takes long is left to later, as in any
     other plan, or to the worker if there is time.
     """
@@ -39,19 +41,21 @@ def built_first(plan: Plan, graph: Graph, space: SearchSpace) -> list[StepCandid
 
 
 def begun(run: Run, known: Sequence[Plan], guess: Plan | None) -> Beginning:
-    """Builds the first plan that is known, then times it beside the others for whose kernels there
-    is time, and the guess: so a search that ends early has a good plan.
+    """Builds the nearest plan that is known, then times it beside the others for whose kernels
+    there is time, and the guess: so a search that ends early has a good plan.
     """
-    seconds = min(BEGINNING * run.budget.seconds, BEGINNING_S)
-    plans = []
-    if known and _is_built(run, known[0]):
-        plans = affordable(known, run.graph, run.space, run.steps, 2 * seconds)
+    budget = run.budget
+    seconds = min(BEGINNING * budget.seconds, BEGINNING_S)
+    in_time = bool(known) and _built_in_time(run, known[0])
+    # Where the first one is not built, only those that lack nothing.
+    for_others_s = min(2 * seconds, budget.left_for("measuring") / 2) if in_time else 0.0
+    plans = affordable(known, run.graph, run.space, run.steps, for_others_s)
     # Calls would build the guess, too: without a plan they use it.
     plans = distinct([*plans, *filter(None, [guess])])
     if not plans:
         return Beginning(untimed=known)
     run.tell("timing known plans")
-    effort = run.budget.limited(compared(run.space.arch, seconds), "measuring")
+    effort = budget.limited(compared(run.space.arch, seconds), "measuring")
     try:
         timings = time_plans(run, plans, effort)
     except OutOfTime:  # then they wait for the ranking
@@ -63,23 +67,26 @@ def begun(run: Run, known: Sequence[Plan], guess: Plan | None) -> Beginning:
     return Beginning([plans[i] for _, i in order], others, fastest_us)
 
 
-def _is_built(run: Run, plan: Plan) -> bool:
-    """Whether all those kernels of a plan are built in a part of the time. Meanwhile its steps are
-    measured, unless builds would be paused for that.
+def _built_in_time(run: Run, plan: Plan) -> bool:
+    """Builds what is quick to build of a plan, in a part of the time: whether that was enough.
+    Meanwhile its steps are measured, unless builds pause for that.
     """
-    builds, budget, known = run.steps.builds, run.budget, run.steps.costs.knows
-    # What an earlier search measured is in the caches of the disk.
-    kernels = [c for c in built_first(plan, run.graph, run.space) if not known(c)]
-    least_s = (1 - BUILDING) * budget.left_for("measuring")
+    builds, budget, knows = run.steps.builds, run.budget, run.steps.costs.knows
+    # What an earlier search measured is most likely in the caches of the disk.
+    kernels = [c for c in quick_kernels(plan, run.graph, run.space) if not knows(c)]
+    whole_s = budget.left_for("measuring")
+    most_s = min(BUILDING * whole_s, BUILDING_S) if builds.pauses else BUILDING * whole_s
 
     def left_s() -> float:
-        return max(budget.left_for("measuring") - least_s, 0.0)
+        return max(budget.left_for("measuring") - (whole_s - most_s), 0.0)
 
     def is_done() -> bool:
         return all(map(builds.is_ready, kernels))
 
-    if builds.paused and not is_done():
+    if not builds.pauses:
+        run.steps.begin_with(plan, budget, run.report, lambda: is_done() or not left_s())
+    builds.want(kernels)
+    while not is_done() and left_s():
         run.tell("building a known plan")
-        return all(builds.wait([kernel], left_s()) for kernel in kernels)
-    run.steps.begin_with(plan, budget, run.report, lambda: is_done() or not left_s())
+        builds.wait([c for c in kernels if not builds.is_ready(c)], min(TELLING_S, left_s()))
     return is_done()

@@ -30,7 +30,7 @@ class Builds:
     """Threads that build what is wanted, in order, each in a process of its own.
 
     Without threads everything counts as ready, and the worker builds. `build` raises BuildError.
-    Each thread begins with `prepare`. Builds may be `paused` while something is timed.
+    Each thread begins with `prepare`. It `pauses` or not while something is timed.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Builds:
         threads: int,
         prepare: Callable[[], object] = list,
         *,
-        paused: bool = False,
+        pauses: bool = False,
     ) -> None:
         self._build = build
         self._prepare = prepare
@@ -48,10 +48,11 @@ class Builds:
         self._sources: dict[Key, Hashable | None] = {}
         # By source: None while it is built, then why it failed, else "".
         self._state: dict[Hashable, str | None] = {}
+        self._built: set[Hashable] = set()
         self._wanted: list[StepCandidate] = []
         self._changed = threading.Condition()
         self._closed = False
-        self.threads, self.paused = threads, paused
+        self.threads, self.pauses = threads, pauses
         for _ in range(threads):
             threading.Thread(target=self._work, daemon=True).start()
 
@@ -73,9 +74,9 @@ class Builds:
 
     @property
     def built(self) -> frozenset[Hashable]:
-        """The sources that were built."""
+        """The sources that were built to the end."""
         with self._changed:
-            return frozenset(source for source, failure in self._state.items() if failure == "")
+            return frozenset(self._built)
 
     def wait(self, candidates: Sequence[StepCandidate], seconds: float) -> bool:
         """Whether one of them became ready in time."""
@@ -107,6 +108,8 @@ class Builds:
             source, failure = self._source_of(candidate), ""
             try:
                 self._build(candidate)
+                with self._changed:
+                    self._built.add(source)
             except BuildError as error:
                 failure = error.what or "it does not build"
             except Exception:
@@ -160,7 +163,7 @@ def builds_for(arch: Arch, worker: Worker, *others: Worker) -> Iterator[Builds]:
         for each in workers:
             each.on_stage = times.of(each)
         build = partial(_build_in, builder, arch)
-        builds = Builds(build, partial(built_as, arch), 1, prepare, paused=True)
+        builds = Builds(build, partial(built_as, arch), 1, prepare, pauses=True)
     else:
         builder = None
         threads = max(len(os.sched_getaffinity(0)) - CORES_LEFT_FREE - len(others), 1)

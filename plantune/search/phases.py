@@ -68,7 +68,7 @@ LEAST_REPEAT_S = 1.0
 BOTH_PASSES = 2
 # The time that must be left for a baseline of torch.compile to join the race; others always join.
 NEVER_S = float("inf")
-NOT_COMPARED = "the guess that calls use without a plan was not compared"
+NOT_COMPARED = "the plan that calls use now was not compared"
 Found = Timing | Rejected
 
 
@@ -145,12 +145,13 @@ def _whole_makes(
 def rank(
     run: Run,
     plans: Sequence[Plan],
-    incumbent: Plan | None,
+    before: Sequence[Plan],
     machine: State,
     built: Sequence[Plan] = (),
     needed: Plan | None = None,
 ) -> list[Plan]:
-    """The plans that ran: the winner improved, the winner, then the others, the fastest first.
+    """The plans that ran: the winner improved, the winner, then the others, the fastest first. What
+    is not clearly faster than the plans `before` does not win.
 
     Without time to measure them, the plans in their estimated order, the best first. Raises
     OutOfTime if there is none for the `needed` one of them.
@@ -176,7 +177,7 @@ def rank(
             text = f"a plan that was timed at first could not be timed beside the others: {why}"
             warnings.warn(text, stacklevel=2)
     _require_among([plan for plan, found in pairs if not ranking.is_late(found)], needed)
-    return _ranked(run, plans, _close_again(run, plans, timings), incumbent)
+    return _ranked(run, plans, _close_again(run, plans, timings), before)
 
 
 def _require_among(plans: Sequence[Plan], needed: Plan | None) -> None:
@@ -186,13 +187,13 @@ def _require_among(plans: Sequence[Plan], needed: Plan | None) -> None:
 
 
 def _ranked(
-    run: Run, plans: Sequence[Plan], timings: Sequence[Found], incumbent: Plan | None
+    run: Run, plans: Sequence[Plan], timings: Sequence[Found], before: Sequence[Plan]
 ) -> list[Plan]:
     """The plans in the order that `rank` gives."""
     winner = ranking.fastest(plans, timings)
     if winner is None:
         raise NoViableCandidate(_why_none(run.problem, timings))
-    winner = ranking.kept(incumbent, plans, timings, winner)
+    winner = ranking.kept(before, plans, timings, winner)
     timed = sorted((t.median_us, i) for i, t in enumerate(timings) if isinstance(t, Timing))
     order = (winner, *(i for _, i in timed if i != winner))
     ranked = [replace(plans[i], origin="measured") for i in order]
@@ -251,8 +252,6 @@ def race_first(run: Run, plans: Sequence[Plan]) -> tuple[Plan, Race]:
 
     A plan that fails here was right and ran in every measurement before, so there is a warning.
     """
-    if run.budget.left_s < LEAST_RACE_S:
-        raise OutOfTime("there was no time left for a race")
     contenders = list(dict.fromkeys((*plans[:MOST_RACES], plans[-1])))
     for plan in contenders[:-1]:
         try:
@@ -298,6 +297,8 @@ def rivals_ahead(run: Run) -> Callable[[], frozenset[str]]:
 def _race(run: Run, plan: Plan, baselines: tuple[str, ...] | None = None) -> Race:
     """The plan against the baselines; one that compiles for long joins only if there is time."""
     left_s = run.budget.left_s
+    if left_s < LEAST_RACE_S:
+        raise OutOfTime("there was no time left for a race")
     baselines = baselines or run.settings.baselines
     if baselines is None:
         baselines = _joining(run, left_s)

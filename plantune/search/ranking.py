@@ -163,23 +163,23 @@ def _joined(makes: Sequence[Timing | Rejected]) -> Timing:
 
 
 def kept(
-    incumbent: Plan | None,
+    before: Sequence[Plan],
     plans: Sequence[Plan],
     timings: Sequence[Timing | Rejected],
     winner: int,
 ) -> int:
-    """The index of the winner if it is clearly faster than the incumbent, else of the incumbent: a
-    plan is never replaced by a worse one.
+    """The index of the winner if it is clearly faster than the plans that were there before, else
+    of the first one than which it is not: a plan is never replaced by a worse one.
     """
-    if incumbent is None:
-        return winner
-    same = (i for i, plan in enumerate(plans) if choose_alike(plan, incumbent))
-    index = next(same, None)
-    before, after = timings[winner], None if index is None else timings[index]
-    if index is None or not isinstance(before, Timing) or not isinstance(after, Timing):
-        return winner
-    pair = in_common(before, after)
-    return winner if ratio_interval(*pair, resamples=TIE_RESAMPLES).high < 1 else index
+    best = timings[winner]
+    for known in before:
+        index = next((i for i, plan in enumerate(plans) if choose_alike(plan, known)), None)
+        found = None if index is None else timings[index]
+        if index is None or not isinstance(found, Timing) or not isinstance(best, Timing):
+            continue
+        if not ratio_interval(*in_common(best, found), resamples=TIE_RESAMPLES).high < 1:
+            return index
+    return winner
 
 
 def is_tie(one: Timing, other: Timing) -> bool:

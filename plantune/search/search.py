@@ -22,7 +22,7 @@ from plantune.plan_db.opening import now_text
 from plantune.plan_db.rows import COMPLETE, Found, StoredPlan
 from plantune.plan_db.validation import check_stored_plan
 from plantune.problem import Problem
-from plantune.search.beginning import Beginning, begun, built_first
+from plantune.search.beginning import Beginning, begun, quick_kernels
 from plantune.search.board import Board
 from plantune.search.budget import CALLS_IN_A_RACE, Budget
 from plantune.search.builds import Builds, builds_for
@@ -39,7 +39,7 @@ from plantune.search.judgement import (
     with_all_rounds,
 )
 from plantune.search.kept_times import with_times
-from plantune.search.known import incumbent, known_plans, plan_in_use, plan_without_search
+from plantune.search.known import fitted, incumbent, known_plans, plan_in_use, plan_without_search
 from plantune.search.machine_log import MachineLog
 from plantune.search.measuring import CACHES, StoredTrials, WorkerMeasurer
 from plantune.search.phases import (
@@ -57,6 +57,8 @@ from plantune.search.studies import Studies
 from plantune.space.search_space import load_search_space
 
 COVERS_TO_RANK = 4
+# The part of the time to rank plans in which known ones may be built that were not timed at first.
+UNTIMED = 0.3
 # Families that plans picked by hand do without: tiles do not pay for one image, direct sums perhaps
 # not for many (the first convolution is a small one), and not everything that is compiled was built
 # in time.
@@ -123,14 +125,13 @@ class Search:
             if (plan := self._found_elsewhere(run)) is not None:
                 return self._taken(run, plan)
             rivals = rivals_ahead(run)
-            known = self._known(run.steps)
-            contenders = self._contenders(run.steps, known)
-            # Until there is a plan, calls use the guess: nothing slower may replace it.
-            needed = self._guess if self._incumbent is None else None
-            # Nor anything that is not clearly faster than the best plan that was known.
-            before = self._incumbent or next(iter(known), None)
+            in_use = self._in_use(known)
+            known = self._contending(run, known)
+            contenders = self._contenders(run.steps, known, in_use)
+            # What a longer search found elsewhere is worth more than luck in a few rounds.
+            before = distinct(filter(None, [self._incumbent, *known[:1]]))
             timed = self._beginning.timed
-            plans = rank(run, contenders, before, state, built=timed, needed=needed)
+            plans = rank(run, contenders, before, state, built=timed, needed=in_use)
             self._log.snapshot("ranking")
             self._best = plans[0]
             run.tell("racing")
@@ -176,7 +177,7 @@ class Search:
         graph = self.graph
         # They are compiled while all candidates are listed.
         first = distinct([*known[:1], *filter(None, [self._guess])])
-        builds.want(c for plan in first for c in built_first(plan, graph, space))
+        builds.want(c for plan in first for c in quick_kernels(plan, graph, space))
         with no_collection():  # looking through all that was listed takes a fifth of the time
             steps = self._steps = StepSearch(
                 graph, self.space, crew, store, builds=builds, studies=studies
@@ -197,14 +198,15 @@ class Search:
         )
 
     def _known_plans(self) -> list[Plan]:
-        """Plans that are known before, the nearest first, and the guess."""
+        """Plans that are known before: the one that calls use, the nearest ones, and the guess."""
         graph, space, environment = self.graph, self.space, self._environment
         problem, database = self.problem, self._database
         self._guess = guessed_plan(graph, space, network=problem.network)
         self._incumbent = incumbent(graph, problem, environment, database)
         shipped = self.settings.shipped
         known = known_plans(graph, space, problem, environment, database, shipped=shipped)
-        return distinct([*known, *filter(None, [self._guess])])
+        mine = self._incumbent and fitted(self._incumbent, graph, space)
+        return distinct(filter(None, [mine, *known, self._guess]))
 
     def _time_known_plans(self, run: Run, known: Sequence[Plan]) -> None:
         self._beginning = begun(run, known, self._guess)
@@ -233,18 +235,30 @@ class Search:
     def _plan_of(self, cover: Cover) -> Plan:
         return plan_of(cover, self.graph, self.space, network=self.problem.network)
 
-    def _known(self, steps: StepSearch) -> list[Plan]:
-        """The known plans, those that were timed first; of the others those that were built since
-        then.
+    def _in_use(self, known: Sequence[Plan]) -> Plan | None:
+        """The plan that calls use now, without one the guess: what was not compared with it does
+        not take its place. An incumbent that does not run here any more is none.
         """
-        untimed = self._beginning.untimed
-        built = affordable(untimed, self.graph, self.space, steps, 0.0)
-        return [*self._beginning.timed, *built]
+        plan = self._incumbent
+        if plan is None:
+            return self._guess
+        return next((other for other in known if choose_alike(plan, other)), None)
 
-    def _contenders(self, steps: StepSearch, known: Sequence[Plan]) -> list[Plan]:
-        """The best plan that is known, the guess, the best cover, those picked by hand, the other
-        covers and known ones, and the default one: on a busy machine the first ones are all that is
-        ranked, and the sums of steps say least there.
+    def _contending(self, run: Run, known: Sequence[Plan]) -> list[Plan]:
+        """Of the known plans those that were timed, and those that were built since then or take
+        little of the time to rank.
+        """
+        limit_s = UNTIMED * run.budget.left_for("ranking")
+        untimed = self._beginning.untimed
+        built = affordable(untimed, self.graph, self.space, run.steps, limit_s)
+        return [plan for plan in known if plan in self._beginning.timed or plan in built]
+
+    def _contenders(
+        self, steps: StepSearch, known: Sequence[Plan], in_use: Plan | None
+    ) -> list[Plan]:
+        """The plan that calls use, the best known one, the best cover, those picked by hand, the
+        other covers and known ones, and the default one: on a busy machine the first ones are all
+        that is ranked, and the sums of steps say least there.
         """
         graph, name = self.graph, self.problem.network
         # Without a measured step the best cover is the default plan, and finding it takes seconds.
@@ -252,8 +266,9 @@ class Search:
         found = [self._plan_of(cover) for _, cover in covers]
         by_hand = [hand_plan(graph, self.space, network=name, without=w) for w in LEFT_OUT]
         plain = default_plan(graph, self.space, network=name)
-        first = [*known[:1], *filter(None, [self._guess])]
-        return distinct([*first, *found[:1], *by_hand, *found[1:], *known[1:], plain])
+        best = [*self._beginning.timed, *known][:1]
+        first = [*filter(None, [in_use, self._guess]), *best]
+        return distinct([*first, *found[:1], *by_hand, *found[1:], *known, plain])
 
     def _is_less_than_the_guess(self, plan: Plan, ranked: Sequence[Plan]) -> bool:
         """Whether the framework's own kernels are left without having been compared with the guess:

@@ -186,10 +186,10 @@ class StepSearch:
         plan: Plan,
         budget: Budget,
         report: Report,
-        is_enough: Callable[[], bool] = lambda: False,
+        is_enough: Callable[[], bool] | None = None,
     ) -> None:
-        """Measures the steps of a plan that is known to be good, the most expensive first, until it
-        is enough.
+        """Measures the steps of a plan that is known to be good, the most expensive first, perhaps
+        until it is enough.
         """
         wanted = {(choice.nodes, choice.candidate) for choice in plan.choices}
         found = (c for c in self.candidates if (c.nodes, c.candidate) in wanted)
@@ -198,10 +198,11 @@ class StepSearch:
 
         def unknown() -> list[StepCandidate]:
             self._best.look_now_and_then()
-            return [] if is_enough() else self._unknown(of_plan)
+            return [] if is_enough and is_enough() else self._unknown(of_plan)
 
         with suppress(OutOfTime):
-            self._measure_until_known(unknown, budget, report, least=1)
+            least = 1 if is_enough else LEAST_PER_COVER
+            self._measure_until_known(unknown, budget, report, least)
         self._land_all(budget, report)
 
     def _calibrate(self, budget: Budget, report: Report) -> None:

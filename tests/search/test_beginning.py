@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 
-from plantune.default_plans import hand_plan
+from plantune.default_plans import default_plan, hand_plan
+from plantune.errors import BuildError, OutOfTime
 from plantune.measure.timing import Timing
-from plantune.search.beginning import Beginning, begun
+from plantune.search.beginning import BUILDING, BUILDING_S, Beginning, begun
 from plantune.search.budget import Budget
 from plantune.search.builds import Builds
 from plantune.search.phases import Run
@@ -16,7 +18,7 @@ from plantune.search.results import Settings, silent
 from plantune.search.step_search import StepSearch
 
 pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
-PLENTY = 4000.0
+ENOUGH_S = 60.0
 
 
 class Timer:
@@ -49,64 +51,115 @@ def plan(graph, space):
 
 
 @pytest.fixture
-def begin(graph, space, measurer, store, plan):
-    """A search that knows the plan, begun with these builds."""
+def plain(graph, space):
+    return default_plan(graph, space, network="small")
 
-    def begin(builds, budget):
+
+@pytest.fixture
+def builder():
+    """Makes builds that end with the test."""
+    started, end = [], threading.Event()
+
+    def make(build=lambda candidate: None, kind=Builds, **options):
+        started.append(kind(build or (lambda candidate: end.wait()), source, 1, **options))
+        return started[-1]
+
+    yield make
+    end.set()
+    for builds in started:
+        builds.close()
+
+
+@pytest.fixture
+def worker():
+    return Timer()
+
+
+@pytest.fixture
+def begin(graph, space, measurer, store, plan, worker):
+    """A search that knows plans, begun with these builds."""
+
+    def begin(builds, budget=None, known=(plan,), guess=None):
         steps = StepSearch(graph, space, measurer, store, builds=builds)
-        worker = Timer()
+        budget = budget or Budget(ENOUGH_S)
         run = Run(graph, None, space, Settings(), worker, budget, steps, silent)
-        builds.want(steps.candidates)
-        return begun(run, [plan], None), worker
+        return begun(run, known, guess)
 
     return begin
 
 
-@pytest.mark.parametrize("paused", [True, False])
-def test_a_plan_is_timed_when_its_kernels_are_built(begin, plan, measurer, paused):
-    """Its steps are measured meanwhile, but for those that would pause the builds."""
+@pytest.mark.parametrize("pauses", [True, False])
+def test_a_plan_is_timed_when_its_kernels_are_built(begin, builder, plan, worker, measurer, pauses):
+    """Its steps are measured meanwhile, but for those for which the builds would pause."""
+    built = []
 
     def build(candidate):
-        while not (measurer.asked or paused):
+        end = time.monotonic() + ENOUGH_S
+        while not (measurer.asked or pauses) and time.monotonic() < end:
             time.sleep(0.001)
         built.append(candidate.candidate.family)
 
-    built = []
-    builds = Builds(build, source, 1, paused=paused)
-    found, worker = begin(builds, Budget(PLENTY))
-    builds.close()
+    found = begin(builder(build, pauses=pauses))
     assert (found.timed, found.untimed, found.fastest_us) == ([plan], [], 50.0)
     assert worker.timed == [plan]
-    assert "winograd" in built
-    assert (measurer.asked == []) == paused
+    assert set(built) == {"winograd"}
+    assert (measurer.asked == []) == pauses
 
 
-def test_one_whose_kernels_take_too_long_waits_and_leaves_others_time(begin, plan):
-    class Never(Builds):
+@pytest.mark.parametrize("seconds", [30.0, 300.0])
+def test_one_whose_kernels_take_too_long_waits_and_leaves_others_time(
+    begin, builder, plan, plain, worker, seconds
+):
+    class Slow(Builds):
         def wait(self, candidates, seconds):
             clock.now += seconds
             return super().wait(candidates, 0.0)
 
     clock = Clock()
-    builds = Never(lambda candidate: time.sleep(PLENTY), source, 1, paused=True)
-    budget = Budget(60.0, clock)
+    budget = Budget(seconds, clock)
     to_measure = budget.left_for("measuring")
-    found, worker = begin(builds, budget)
-    assert found == Beginning(untimed=[plan])
-    assert worker.timed == []
-    assert budget.left_for("measuring") == pytest.approx(to_measure / 4)
+    found = begin(builder(None, Slow, pauses=True), budget, [plan, plain])
+    assert (found.timed, found.untimed) == ([plain], [plan])
+    assert worker.timed == [plain]
+    waited_s = to_measure - budget.left_for("measuring")
+    assert waited_s == pytest.approx(min(BUILDING * to_measure, BUILDING_S))
 
 
-def test_what_takes_long_to_build_is_not_waited_for(begin, plan, graph, space, monkeypatch):
+def test_beside_it_the_guess_is_timed_all_the_same(begin, builder, plan, plain):
+    found = begin(builder(None, pauses=True), Budget(4.0), [plan, plain], plain)
+    assert (found.timed, found.untimed) == ([plain], [plan])
+
+
+def test_one_that_does_not_build_is_not_waited_for(begin, builder, plan, worker):
+    def build(candidate):
+        raise BuildError("error: expected ';'")
+
+    begin(builder(build, pauses=True))
+    assert worker.timed == [plan]  # the worker says what is wrong with it
+
+
+def test_where_comparing_them_takes_too_long_all_wait(begin, builder, plan, plain, worker):
+    def late(graph, plans, effort, seed=0):
+        raise OutOfTime("it took too long")
+
+    worker.time_programs = late
+    assert begin(builder(), known=[plan, plain]) == Beginning(untimed=[plan, plain])
+
+
+@pytest.mark.parametrize(("budget_s", "is_timed"), [(ENOUGH_S, True), (12.0, False)])
+def test_what_takes_long_to_build_is_not_waited_for(
+    begin, builder, plan, monkeypatch, budget_s, is_timed
+):
     """There is time for such kernels if the worker builds them, or there is none."""
     monkeypatch.setattr("plantune.search.beginning.LONG_BUILD_S", 1.0)
-    builds = Builds(lambda candidate: time.sleep(PLENTY), source, 1, paused=True)
-    assert begin(builds, Budget(PLENTY))[0].timed == [plan]
-    assert begin(builds, Budget(12.0))[0].untimed == [plan]
+    clock = Clock()
+    found = begin(builder(None, pauses=True), Budget(budget_s, clock))
+    assert [plan] == [*(found.timed if is_timed else found.untimed)]
+    assert clock.now == 0
 
 
-def test_what_an_earlier_search_built_is_not_waited_for(begin, plan, graph, space, measurer, store):
-    StepSearch(graph, space, measurer, store).begin_with(plan, Budget(PLENTY), silent)
-    builds = Builds(lambda candidate: time.sleep(PLENTY), source, 1, paused=True)
-    found, _ = begin(builds, Budget(PLENTY))
-    assert found.timed == [plan]
+def test_what_an_earlier_search_built_is_not_waited_for(
+    begin, builder, plan, graph, space, measurer, store
+):
+    StepSearch(graph, space, measurer, store).begin_with(plan, Budget(ENOUGH_S), silent)
+    assert begin(builder(None, pauses=True), Budget(ENOUGH_S, Clock())).timed == [plan]

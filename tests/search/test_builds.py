@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from plantune.errors import BuildError
+from plantune.errors import BuildError, WorkerDied
 from plantune.outcome import Rejected
 from plantune.search import builds as builds_module
 from plantune.search.budget import Budget
@@ -128,6 +128,23 @@ def test_an_unexpected_fault_is_left_to_the_worker(search, start):
     builds.want([candidate])
     assert builds.wait([candidate], 5)
     assert builds.failure(candidate) is None
+    assert not builds.built
+
+
+def test_only_what_was_built_to_the_end_counts_as_built(search, start):
+    """A builder that is killed amid a kernel leaves it to the worker, for which there may be no
+    time.
+    """
+
+    def killed(candidate):
+        if candidate is dying:
+            raise WorkerDied("signal 9")
+
+    builds = start(killed)
+    done, dying = built(search)[:2]
+    builds.want([done, dying])
+    assert builds.wait([dying], 5)
+    assert builds.built == {source(done)}
 
 
 class StandIn:

@@ -345,6 +345,20 @@ class TestKept:
         monkeypatch.setattr(worker, "time_programs", timed)
         assert choices(searched().plan) == kept
 
+    def test_it_stays_where_there_is_no_time_to_compare_it(
+        self, worker, uncommon, monkeypatch, tmp_path
+    ):
+        kept = choices(uncommon(PROBLEM))
+        monkeypatch.setattr(search.StepSearch, "run", lambda steps, budget, report: None)
+        monkeypatch.setattr(
+            ranking, "building_s", lambda plan, *others: 1e9 if choices(plan) == kept else 0.0
+        )
+        with PlanDatabase.open(tmp_path / "plans.db") as database:
+            database.put_plan(uncommon(PROBLEM), HERE)
+            result = search_of(PROBLEM, Settings(30.0), database, HERE).run(worker)
+            assert (choices(result.plan), result.race, worker.races) == (kept, None, [])
+            assert len(list(database.plans())) == 1
+
     def test_one_that_is_better_beyond_doubt_takes_its_place(
         self, searched, worker, database, by_hand, monkeypatch
     ):
@@ -371,6 +385,29 @@ class TestPreferred:
 
         monkeypatch.setattr(worker, "time_programs", timed)
         assert (choices(searched().plan) == best) == stays
+
+    def test_of_known_plans_that_tie_the_nearest_stays(
+        self, searched, worker, database, by_hand, uncommon, monkeypatch
+    ):
+        database.put_plan(by_hand(Workload("se_resnet9_fixup", 16)), HERE)
+        database.put_plan(uncommon(OTHER), HERE)
+        monkeypatch.setattr(
+            worker,
+            "time_programs",
+            lambda graph, plans, *effort, seed=0: [Timing(WIDE)] * len(plans),
+        )
+        assert choices(searched().plan) == choices(uncommon(PROBLEM))
+
+    def test_one_that_calls_use_does_not_hide_a_better_one(
+        self, searched, worker, database, by_hand, uncommon, monkeypatch
+    ):
+        """A short search may have left a poor plan."""
+        database.put_plan(by_hand(PROBLEM), HERE)
+        database.put_plan(uncommon(OTHER), HERE)
+        best, poor = choices(uncommon(PROBLEM)), choices(by_hand(PROBLEM))
+        us = {best: 50.0, poor: 70.0}
+        monkeypatch.setattr(worker, "time_of", lambda plan: us.get(choices(plan), 99.0))
+        assert choices(searched().plan) == best
 
 
 class TestRepeats:

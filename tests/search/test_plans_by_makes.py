@@ -102,7 +102,7 @@ def found_by_search(
     parts: Any = (worker, budget, costs, silent)
     run = Run(some, some, space, Settings(), *parts)
     first: Any = draw.sample(plans, len(plans))
-    plan: Any = phases.rank(run, first, None, QUIET)[0]
+    plan: Any = phases.rank(run, first, (), QUIET)[0]
     return plan.part, worker
 
 

@@ -129,7 +129,8 @@ class Search:
             known = self._contending(run, known)
             contenders = self._contenders(run.steps, known, in_use)
             # What a longer search found elsewhere is worth more than luck in a few rounds.
-            before = distinct(filter(None, [self._incumbent, *known[:1]]))
+            nearest = next((plan for plan in known if plan is not in_use), None)
+            before = distinct(filter(None, [self._incumbent, nearest or in_use]))
             timed = self._beginning.timed
             plans = rank(run, contenders, before, state, built=timed, needed=in_use)
             self._log.snapshot("ranking")

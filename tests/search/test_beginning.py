@@ -146,20 +146,18 @@ def test_where_comparing_them_takes_too_long_all_wait(begin, builder, plan, plai
     assert begin(builder(), known=[plan, plain]) == Beginning(untimed=[plan, plain])
 
 
-@pytest.mark.parametrize(("budget_s", "is_timed"), [(ENOUGH_S, True), (12.0, False)])
+@pytest.mark.parametrize(("budget_s", "is_timed"), [(20.0, True), (12.0, False)])
 def test_what_takes_long_to_build_is_not_waited_for(
     begin, builder, plan, monkeypatch, budget_s, is_timed
 ):
     """There is time for such kernels if the worker builds them, or there is none."""
     monkeypatch.setattr("plantune.search.beginning.LONG_BUILD_S", 1.0)
-    clock = Clock()
-    found = begin(builder(None, pauses=True), Budget(budget_s, clock))
+    found = begin(builder(None, pauses=True), Budget(budget_s))
     assert [plan] == [*(found.timed if is_timed else found.untimed)]
-    assert clock.now == 0
 
 
 def test_what_an_earlier_search_built_is_not_waited_for(
     begin, builder, plan, graph, space, measurer, store
 ):
     StepSearch(graph, space, measurer, store).begin_with(plan, Budget(ENOUGH_S), silent)
-    assert begin(builder(None, pauses=True), Budget(ENOUGH_S, Clock())).timed == [plan]
+    assert begin(builder(None, pauses=True), Budget(20.0)).timed == [plan]

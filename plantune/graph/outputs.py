@@ -26,6 +26,11 @@ class Outputs:
         """Without the tensors in it: TENSOR stands for the outputs of the graph, in order."""
         return Outputs(mapped(lambda leaf: TENSOR if isinstance(leaf, Tensor) else leaf, made))
 
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the module returns one tensor alone."""
+        return self.made is TENSOR
+
     def of(self, tensors: Sequence[Tensor]) -> Any:
         """What the module returns where these are the outputs of its graph."""
         if self.made is TENSOR:

@@ -34,14 +34,11 @@ from plantune.runtime.inputs import PlannedCall, PlannedInputs
 from plantune.runtime.kinds import Kinds
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.padding import Padding
+from plantune.runtime.plain_calls import UNLOOKED_CALLS, Known, PlainCalls
 from plantune.runtime.planned import Planned, Trained
 from plantune.runtime.program import Program
 from plantune.runtime.stock import Stock, device_of
 from plantune.runtime.torch_internals import any_autocast, without_autocast
-
-# Where eager runs a module, the module is looked at once in so many calls: in another form it may
-# have a plan.
-UNLOOKED_CALLS = 64
 
 
 @dataclass(frozen=True)
@@ -75,6 +72,7 @@ class Calls:
         self._trains = options.mode == "train"
         self._kinds = Kinds(HeldTensors(reference, device), self._inputs, options, self._device)
         self._padding = options.padding
+        self.plain = PlainCalls()
         # The key of the form that was checked last, and whether it may be padded.
         self._pads = self._kinds.form.key, True
         # What eager runs, and for how many calls that is not checked again.
@@ -156,11 +154,12 @@ class Calls:
 
     def refresh(self, weights_only: bool) -> None:
         """Has the module read again: its weights, else also its attributes and its forward."""
+        self.plain.forget()
+        self._unlooked = 0
         if weights_only:
             self._kinds.weights_changed()
-            return
-        self._kinds.refresh()
-        self._unlooked = 0
+        else:
+            self._kinds.refresh()
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Of a call that nothing records or transforms."""
@@ -214,17 +213,36 @@ class Calls:
             if not isinstance(kept, Planned):
                 reason = kept
             elif kept.runner is not None:  # which another thread may settle
-                return self._by_runner(kept, call, began_s, args, kwargs)
+                result = self._by_runner(kept, call, began_s, args, kwargs)
+                self._follow(kept, form, call, args, kwargs, trained)
+                return result
             else:
                 reason = kept.why_not_now(trained)
                 if reason is None:
-                    return self._run(kept, form, tensors, trained)
+                    result = self._run(kept, form, tensors, trained)
+                    self._follow(kept, form, call, args, kwargs, trained)
+                    return result
         except torch.OutOfMemoryError:
             reason = "the plan cannot run: out of memory"
         except CaptureError as error:
             reason = f"the plan cannot run: {error}"
         # After the handlers: an error keeps the memory of the pass that it ended.
         return self.framework.eagerly(str(reason), *args, **kwargs)
+
+    def _follow(
+        self,
+        kept: Planned,
+        form: Form,
+        call: PlannedCall,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        trained: Trained,
+    ) -> None:
+        """The next such call may be a plain one."""
+        is_plain = trained is None and not kwargs and call.is_plain and self._padding is None
+        if is_plain and self._kinds.keeps(form, call, kept):
+            known = Known(self.framework, self._kinds, form, call, kept, self._trains, args)
+            self.plain.follow(known)
 
     def _eagerly(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Without checking the module: eager sees every change itself."""
@@ -286,6 +304,7 @@ class Calls:
             return None, reason
         if call is None:
             met = self._kinds.meet(args, kwargs)
+            self.plain.forget()  # what is for kinds that were forgotten for this one
             if isinstance(met, str):
                 return None, met
             call = met

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -16,14 +17,32 @@ from plantune.plan import EAGER, FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.runners import RECIPES, Runner
 
-# A module that is called less often stays with eager, and its first calls cost nothing more.
-EAGER_CALLS = 3
-# Of each way: in the first it is made, in the second TorchScript optimizes what it saw.
-UNTIMED, TIMED = 2, 6
-# Looking at the module before each call, which only eager can do without, takes half of this.
-SHORTEST_S = 100e-6
 WORTH = 0.95
+# That are kept of a way.
+MOST_TIMES = 1000
 HOPELESS = 1.5
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How calls of some length are tried. A way has `turns` of so many calls. Its first ones are
+    `untimed`: in one it is made, in another TorchScript optimizes what it saw. A module that is
+    called less often than `eager` times, or for less than `eager_s`, stays with eager, and its
+    calls cost nothing more.
+    """
+
+    turns: int
+    untimed: int
+    timed: int
+    eager: int
+    eager_s: float
+
+
+LONG = Pace(turns=1, untimed=2, timed=6, eager=3, eager_s=0.0)
+# Below SHORTEST_S clocks and caches are a part of what is seen; and to trace a module of three
+# layers takes 26 ms, a thousand of its calls (one core of a Xeon, 2026-11-28).
+SHORTEST_S = 100e-6
+SHORT = Pace(turns=8, untimed=10, timed=48, eager=16, eager_s=10e-3)
 
 
 class PlansProgram:
@@ -31,6 +50,8 @@ class PlansProgram:
 
     name = PROGRAM
     why_not = None
+    is_eager = False
+    is_made = True
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
@@ -62,16 +83,17 @@ class Contest:
         ]
         if program is not None:
             self._left.insert(0, PlansProgram(program))
-        self._eager = Runner(EAGER, held)
+        self.eager = Runner(EAGER, held)
         self._times: dict[str, list[float]] = {}
         self._lock = threading.Lock()
-        self._calls = 0
+        self._pace, self._calls = LONG, 0
+        self._has_begun, self._waited_s = False, 0.0
         self.winner: Contestant | None = None
 
     @property
     def name(self) -> str:
         """Of the way that runs calls from now on, or of the one to beat."""
-        return self._eager.name if self.winner is None else self.winner.name
+        return self.eager.name if self.winner is None else self.winner.name
 
     @property
     def is_settled(self) -> bool:
@@ -79,52 +101,68 @@ class Contest:
 
     def run(self, began_s: float, *args: Any, **kwargs: Any) -> object:
         """The module's result; `began_s` is when the call did, by the clock of performance."""
-        runner = self.winner or self._next()
-        began_s = time.perf_counter() if runner is self._eager else began_s
-        result = runner(*args, **kwargs)
+        way = self.winner or self.turn()
+        began_s = time.perf_counter() if way is self.eager else began_s
+        result = way(*args, **kwargs)
         if self.winner is None:
-            self._note(runner, time.perf_counter() - began_s)
+            self.note(way, time.perf_counter() - began_s)
         return result
 
-    def _next(self) -> Contestant:
-        if torch.are_deterministic_algorithms_enabled():
-            return self._eager
-        with self._lock:
-            self._calls += 1
-            if self._calls <= EAGER_CALLS:
-                return self._eager
-            turns: list[Contestant] = [self._eager, *self._left]
-            return turns[self._calls % len(turns)]
+    def turn(self) -> Contestant:
+        """Whose turn it is."""
+        if torch.are_deterministic_algorithms_enabled() or not self._has_begun:
+            return self.eager
+        ways: list[Contestant] = [self.eager, *self._left]
+        return ways[self._calls // self._pace.turns % len(ways)]
 
-    def _note(self, runner: Contestant, seconds: float) -> None:
+    def note(self, way: Contestant, seconds: float) -> None:
+        """A call took so long in that way, from its beginning on; of eager the module alone, as
+        that is what would run without plantune.
+        """
         with self._lock:
-            times = self._times.setdefault(runner.name, [])
-            times.append(seconds)
-            if len(self._times[runner.name]) < (EAGER_CALLS if runner is self._eager else UNTIMED):
+            times = self._times.setdefault(way.name, [])
+            self._calls += 1
+            if not self._has_begun:
+                self._wait(times, seconds)
+                return
+            # What comes after another way finds nothing of its own in a cache.
+            is_first = self._pace.turns > 1 and self._calls % self._pace.turns == 1
+            if len(times) < self._pace.untimed or (not is_first and len(times) < MOST_TIMES):
+                times.append(seconds)
+            if len(times) < self._pace.untimed:
                 return
             self._drop_losers()
-            if all(len(self._timed(r)) >= TIMED for r in self._left):
+            if all(len(self._timed(each)) >= self._pace.timed for each in self._left):
                 self._decide()
 
-    def _timed(self, runner: Contestant) -> list[float]:
-        return self._times.get(runner.name, [])[UNTIMED:]
+    def _wait(self, eager: list[float], seconds: float) -> None:
+        """Until eager has taken long enough."""
+        self._waited_s += seconds
+        eager.append(seconds)
+        if self._calls == LONG.eager and min(eager) < SHORTEST_S:
+            self._pace = SHORT
+        if self._calls >= self._pace.eager and self._waited_s >= self._pace.eager_s:
+            self._has_begun = True
+            self._calls = 0 if self._pace is SHORT else self._calls
+        del eager[: -self._pace.eager]
+
+    def _timed(self, way: Contestant) -> list[float]:
+        return self._times.get(way.name, [])[self._pace.untimed :]
 
     def _drop_losers(self) -> None:
         """Ways that cannot run here, and those that are slower by far."""
         eager_s = min(self._times.get(EAGER, [0.0]))
-        if eager_s < SHORTEST_S:
-            self._left = []
         self._left = [
-            r
-            for r in self._left
-            if r.why_not is None and min(self._timed(r), default=0.0) <= HOPELESS * eager_s
+            each
+            for each in self._left
+            if each.why_not is None and min(self._timed(each), default=0.0) <= HOPELESS * eager_s
         ]
 
     def _decide(self) -> None:
-        eager = self._timed(self._eager)
-        ranked = sorted(self._left, key=lambda r: median(self._timed(r)))
-        best = ranked[0] if ranked else self._eager
+        eager = self._timed(self.eager)
+        ranked = sorted(self._left, key=lambda each: median(self._timed(each)))
+        best = ranked[0] if ranked else self.eager
         times = self._timed(best)
         sure = bool(eager) and all(WORTH * by(eager) >= by(times) for by in (min, median))
-        self.winner = best if sure else self._eager
+        self.winner = best if sure else self.eager
         self._left = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from gc import get_referents
 from itertools import chain
 from operator import attrgetter, is_
@@ -72,12 +72,34 @@ class Form:
             return True
         return bool(self._containers) and self._contents_changed()
 
+    def looker(self) -> Callable[[], bool]:
+        """Says that nothing has changed, as `changed` would, as long as all tensors stay where the
+        last look found them. A function of what it looks at alone: each call of the module asks.
+        """
+        held, mine, default_dtype = self.tensors, self._watched, self._default_dtype
+        snapshot = held.snapshot
+        in_place, others, containers = snapshot.in_place, snapshot.watched, self._containers
+        contents, chained = self._contents, chain.from_iterable
+        seen, is_counted = -1, mine.is_counted and others.is_counted
+        if held.moves != self._moves:
+            return _never
+
+        def is_same() -> bool:
+            nonlocal seen
+            if held.snapshot is not snapshot or get_default_dtype() is not default_dtype:
+                return False
+            count = epoch.count
+            if count != seen:
+                if others.changed() or mine.changed():
+                    return False
+                if is_counted:
+                    seen = count
+            return in_place() and (not containers or _are(chained(containers), contents))
+
+        return is_same
+
     def _contents_changed(self) -> bool:
-        try:
-            now = [*chain.from_iterable(self._containers)]
-        except RuntimeError:  # Another thread is changing one.
-            return True
-        return len(now) != len(self._contents) or not all(map(is_, now, self._contents))
+        return not _are(chain.from_iterable(self._containers), self._contents)
 
     def trained(self) -> tuple[bool, ...]:
         """Of each parameter, whether it requires a gradient now."""
@@ -101,6 +123,19 @@ class Form:
             found = {name: tensor for name, tensor, wanted in every if wanted}
             self._last = trained, found
         return found
+
+
+def _are(items: Iterable[Any], before: list[Any]) -> bool:
+    """Whether they are the very ones of before."""
+    try:
+        now = [*items]
+    except RuntimeError:  # Another thread is changing what they are in.
+        return False
+    return len(now) == len(before) and all(map(is_, now, before))
+
+
+def _never() -> bool:
+    return False
 
 
 def leading(module: nn.Module) -> Tensor | None:

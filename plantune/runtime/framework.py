@@ -87,7 +87,7 @@ class Framework:
         self.last = LastCall("none", "it was not called yet")
         self.planned = self.eager = 0
         self.disabled = is_disabled()
-        self._reference = reference
+        self.reference = reference
         self._trains = options.mode == "train"
         self._logs = is_logging()
         self._warned: set[str] = set()
@@ -115,7 +115,7 @@ class Framework:
         # A tracer knows the submodules by their place in the tuned module.
         traced = any(isinstance(arg, fx.Proxy) for arg in (*args, *kwargs.values()))
         with torch.set_grad_enabled(gradients and torch.is_grad_enabled()):
-            return (self._reference.forward if traced else self._reference)(*args, **kwargs)
+            return (self.reference.forward if traced else self.reference)(*args, **kwargs)
 
     def by(
         self,
@@ -155,6 +155,19 @@ def _foreign_function_modes() -> bool:
     """Whether there are others than torch.set_default_device() and `with torch.device()` make."""
     every = map(torch._C._get_function_stack_at, range(function_modes()))
     return not all(isinstance(mode, DeviceContext) for mode in every)
+
+
+def is_seen() -> bool:
+    """Whether anything in this thread may record or transform a call with plain tensors; what it is
+    `transform_of` says.
+    """
+    return (
+        tracing_state() is not None
+        or dispatch_modes() > 0
+        or has_transforms()
+        or forward_ad._current_level >= 0
+        or (function_modes() > 0 and _foreign_function_modes())
+    )
 
 
 def transform_of(args: Iterable[Any]) -> str | None:

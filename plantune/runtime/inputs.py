@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,28 +38,11 @@ class PlannedCall:
         # Of tensors by their place alone, which are told from others at a glance.
         plain = not arguments.kwargs and arguments.args == types and [*order] == sorted(order)
         self._count = len(types) if plain else -1
-        self._expected = [(type_.torch_dtype, type_.shape) for type_ in types]
-        self._dtype, self._shape = next(iter(self._expected), (torch.float32, ()))
-
-    def is_like(self, args: tuple[Any, ...]) -> bool:
-        """Whether such arguments, and no named ones, are a call of this kind. Of other calls than
-        tensors by their place this does not know.
-        """
-        if len(args) != self._count:
-            return False
-        if self._count == 1:  # as most are: a loop takes 0.3 us
-            x = args[0]
-            return (
-                type(x) is Tensor
-                and x.dtype is self._dtype
-                and x.shape == self._shape
-                and x.device == self._device
-                and x.layout is torch.strided
-            )
-        every = zip(args, self._expected, strict=False)
-        return all(type(x) is Tensor and (x.dtype, x.shape) == of for x, of in every) and all(
-            x.device == self._device and x.layout is torch.strided for x in args
-        )
+        # Whether `is_like` knows such calls.
+        self.is_plain = plain and arguments.autocast is None
+        # Whether such arguments, and no named ones, are a call of this kind. Of other calls than
+        # tensors by their place this does not know.
+        self.is_like = _likeness([(t.torch_dtype, t.shape) for t in types], self._count, device)
 
     def under(self, autocast: Autocast) -> PlannedCall:
         """The same call under autocast, which is another problem."""
@@ -78,6 +61,39 @@ class PlannedCall:
             return args
         found = tensors_in((args, kwargs))
         return tuple([found[at] for at in self._order])
+
+
+def _likeness(
+    expected: Sequence[tuple[torch.dtype, tuple[int, ...]]], count: int, device: torch.device
+) -> Callable[[tuple[Any, ...]], bool]:
+    """Tells calls with so many such tensors from others; a function, as each call asks."""
+    strided = torch.strided
+    if count == 1:  # as most are: a loop takes 0.3 us
+        ((dtype, shape),) = expected
+
+        def is_like(args: tuple[Any, ...]) -> bool:
+            if len(args) != 1:
+                return False
+            x = args[0]
+            return (
+                type(x) is Tensor
+                and x.dtype is dtype
+                and x.shape == shape
+                and x.device == device
+                and x.layout is strided
+            )
+
+        return is_like
+
+    def are_like(args: tuple[Any, ...]) -> bool:
+        if len(args) != count:
+            return False
+        every = zip(args, expected, strict=False)
+        return all(type(x) is Tensor and (x.dtype, x.shape) == of for x, of in every) and all(
+            x.device == device and x.layout is strided for x in args
+        )
+
+    return are_like
 
 
 class PlannedInputs:

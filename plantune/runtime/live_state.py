@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from gc import get_referents
 from operator import attrgetter, is_
 from typing import Any
@@ -30,10 +31,11 @@ class Watched:
 
     def __init__(self, dicts: list[dict[str, Any]], *, tensors: bool = False) -> None:
         self._dicts = dicts
-        self._is_counted = epoch.watch(dicts)
-        self._by_identity = tensors or self._is_counted
+        # Whether `epoch.count` moves with each change of them.
+        self.is_counted = epoch.watch(dicts)
+        self._by_identity = tensors or self.is_counted
         # What `epoch.count` was: as long as it is that, `changed` need not be asked.
-        self.seen = epoch.count if self._is_counted else -1
+        self.seen = epoch.count if self.is_counted else -1
         self._entries = get_referents(*dicts)
 
     def changed(self) -> bool:
@@ -42,7 +44,7 @@ class Watched:
         count, now = epoch.count, get_referents(*self._dicts)
         if self._differ(now):
             return True
-        if self._is_counted:  # others changed
+        if self.is_counted:  # others changed
             self.seen = count
         return False
 
@@ -55,30 +57,36 @@ class Watched:
             return True
 
 
-class _Snapshot:
+class Snapshot:
     """All parameters and buffers of a module, and where they are."""
 
     def __init__(self, module: nn.Module) -> None:
         modules = [*module.modules()]
         kept = [held for m in modules for held in (m._parameters, m._buffers)]
-        self._watched = Watched([*kept, *(m._modules for m in modules)], tensors=True)
+        self.watched = Watched([*kept, *(m._modules for m in modules)], tensors=True)
         # Those that are not None.
         self.tensors = [t for held in kept for t in held.values() if t is not None]
         self._pointers = [*map(Tensor.data_ptr, self.tensors)]
-        self._every = [*range(len(self.tensors))]
+        # Whether these tensors are where they were.
+        self.in_place = _in_place(self.tensors, self._pointers)
 
     def is_current(self) -> bool:
-        watched = self._watched
+        watched = self.watched
         if watched.seen != epoch.count and watched.changed():
             return False
-        if _all_at is not None:
-            return bool(_all_at(self.tensors, self._pointers, self._every))
-        return [*map(Tensor.data_ptr, self.tensors)] == self._pointers
+        return self.in_place()
 
-    def equals(self, other: _Snapshot) -> bool:
+    def equals(self, other: Snapshot) -> bool:
         """Whether the same tensors are in the same places."""
         same = self._pointers == other._pointers
         return same and all(map(is_, self.tensors, other.tensors))
+
+
+def _in_place(tensors: list[Tensor], pointers: list[int]) -> Callable[[], bool]:
+    if _all_at is not None:
+        return partial(_all_at, tensors, pointers, [*range(len(tensors))])
+    data_ptr = Tensor.data_ptr
+    return lambda: [*map(data_ptr, tensors)] == pointers
 
 
 class HeldTensors:
@@ -93,22 +101,23 @@ class HeldTensors:
         # Counts what the user told of writes that leave no trace.
         self.writes = 0
         self._lock = threading.Lock()
-        self._snapshot = _Snapshot(module)
+        # As the last look found them; another one after each look that found anything changed.
+        self.snapshot = Snapshot(module)
 
     @property
     def present(self) -> list[Tensor]:
-        return self._snapshot.tensors
+        return self.snapshot.tensors
 
     def look(self) -> None:
         """Moves `moves` if there are other tensors than at the last look, or in other memory."""
-        if self._snapshot.is_current():
+        if self.snapshot.is_current():
             return
         with self._lock:
-            now = _Snapshot(self.module)
-            if not now.equals(self._snapshot):
+            now = Snapshot(self.module)
+            if not now.equals(self.snapshot):
                 self.moves += 1
             # Last: who finds this one current must find that number too.
-            self._snapshot = now
+            self.snapshot = now
 
     def forget(self) -> None:
         """Has everything read again that was derived from the tensors."""

@@ -21,6 +21,7 @@ from plantune.runtime.copies import rebind
 from plantune.runtime.form import OF_ALL_MODULES
 from plantune.runtime.framework import LastCall, Options, UnplannedCall, transform_of
 from plantune.runtime.padding import Padding
+from plantune.runtime.plain_calls import MISSED
 from plantune.runtime.stands_in import StandsIn
 from plantune.runtime.stock import Stock
 from plantune.runtime.summary import Summary, summary_of
@@ -127,10 +128,16 @@ class TunedModule(StandsIn):
             or own["_forward_pre_hooks"]
             or own["_backward_hooks"]
             or own["_backward_pre_hooks"]
-            or transform_of((*args, *kwargs.values()) if kwargs else args) is not None
         ):
             return super().__call__(*args, **kwargs)
-        return own["_calls"].run(args, kwargs)
+        calls = own["_calls"]
+        if not kwargs:
+            made = calls.plain.answer(args)
+            if made is not MISSED:
+                return made
+        if transform_of((*args, *kwargs.values()) if kwargs else args) is not None:
+            return super().__call__(*args, **kwargs)
+        return calls.run(args, kwargs)
 
     def is_hooked(self) -> bool:
         """Whether hooks see its calls."""

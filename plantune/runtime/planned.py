@@ -72,8 +72,8 @@ class Planned:
     @property
     def is_eager(self) -> bool:
         """Whether eager runs such calls from now on."""
-        runner = self.runner
-        return runner is not None and runner.name == EAGER and runner.is_settled
+        winner = None if self.runner is None else self.runner.winner
+        return winner is not None and winner.is_eager
 
     def run_otherwise(self, began_s: float, *args: Any, **kwargs: Any) -> Any:
         """What stands in for the program, as long as it does."""

@@ -15,12 +15,14 @@ from plantune.errors import InputMismatch
 from plantune.machine import cpu_environment
 from plantune.plan import EAGER, PROGRAM
 from plantune.plan_db.database import PlanDatabase
-from plantune.runtime import calls, choose, contest
-from plantune.runtime.contest import EAGER_CALLS, TIMED, UNTIMED, Contest
+from plantune.runtime import calls, choose, contest, plain_calls
+from plantune.runtime.contest import LONG, SHORT, Contest
 from plantune.runtime.framework import MOST_WARNINGS, Framework, Options
 from plantune.runtime.live_state import HeldTensors
 
-ENOUGH = EAGER_CALLS + 4 * (UNTIMED + TIMED) + 8
+ENOUGH = LONG.eager + 4 * (LONG.untimed + LONG.timed) + 8
+SHORT_S = 20e-6
+ENOUGH_SHORT = 4 * int(SHORT.eager_s / SHORT_S)
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +84,7 @@ CONV = nn.Conv2d(3, 8, 3)
 
 class TestContest:
     def test_the_first_calls_are_eagers(self, race):
-        assert race(CONV, ALL, EAGER_CALLS) == ["eager"] * EAGER_CALLS
+        assert race(CONV, ALL, LONG.eager) == ["eager"] * LONG.eager
 
     @pytest.mark.parametrize("best", ALL)
     def test_the_fastest_runs_in_the_end(self, race, best):
@@ -93,11 +95,30 @@ class TestContest:
 
     def test_what_is_hopeless_runs_no_more_often_than_needed(self, race):
         ran = race(CONV, {**ALL, "torchscript-traced-channels-last": 4.0})
-        assert ran.count("torchscript-traced-channels-last") == UNTIMED + 1
+        assert ran.count("torchscript-traced-channels-last") == LONG.untimed + 1
 
-    def test_what_is_short_stays_with_eager(self, race):
-        short = dict.fromkeys(ALL, 2e-05)
-        assert set(race(CONV, {**short, "torchscript-traced": 1e-5})) == {"eager"}
+    @pytest.mark.parametrize(
+        ("seconds", "winner"),
+        [(0.5 * SHORT_S, "torchscript-traced"), (0.97 * SHORT_S, "eager"), (SHORT_S, "eager")],
+    )
+    def test_what_is_short_takes_part(self, race, seconds, winner):
+        short = {**dict.fromkeys(ALL, SHORT_S), "torchscript-traced": seconds}
+        assert race(CONV, short, ENOUGH_SHORT)[-1] == winner
+
+    def test_it_takes_turns_of_several_calls(self, race):
+        """What comes right after another way finds nothing of its own in a cache."""
+        short = {"eager": SHORT_S, "torchscript-traced": 0.8 * SHORT_S}
+        ran = race(nn.Linear(4, 4), short, ENOUGH_SHORT)
+        first = ran.index("torchscript-traced")
+        assert set(ran[:first]) == {"eager"}
+        assert ran[first : first + SHORT.turns] == ["torchscript-traced"] * SHORT.turns
+        assert ran[first + SHORT.turns] == "eager"
+
+    def test_what_is_short_and_rare_stays_with_eager(self, race):
+        """To make another way takes as long as a thousand of its calls."""
+        few = int(0.9 * SHORT.eager_s / SHORT_S)
+        short = {**dict.fromkeys(ALL, SHORT_S), "torchscript-traced": 0.1 * SHORT_S}
+        assert set(race(CONV, short, few)) == {"eager"}
 
     def test_without_filters_there_is_no_other_layout(self, race, layer):
         assert set(race(layer, ALL)) == {"eager", "torchscript-traced"}
@@ -132,9 +153,9 @@ class TestEager:
 
     @pytest.fixture
     def model(self, layer, x):
-        model = optimize(layer, x, fallback="error")
-        while not model._calls._unlooked:
-            model(x)
+        plan = replace(optimize(layer, x).plan, origin="measured", runner=EAGER)
+        model = optimize(layer, x, fallback="error", plan=plan)
+        model(x)
         return model
 
     def test_it_gives_what_eager_gives_without_gradients(self, model, x):
@@ -171,7 +192,7 @@ class TestEager:
         looks = []
         look = calls.Form.changed
         monkeypatch.setattr(calls.Form, "changed", lambda form: looks.append(1) or look(form))
-        for _ in range(2 * calls.UNLOOKED_CALLS + 4):
+        for _ in range(2 * plain_calls.UNLOOKED_CALLS + 4):
             model(x)
         assert len(looks) == 2
 
@@ -201,17 +222,10 @@ class TestPlanOfAnotherMachine:
     @pytest.mark.parametrize(("us", "how"), [(0.1, "planned"), (0.97, "eager"), (3.0, "eager")])
     def test_it_runs_where_it_is_faster(self, model, monkeypatch, us, how):
         tuned, x = model
-        clock, seconds = Clock({**ALL, PROGRAM: us}), {**ALL, PROGRAM: us}
-        for kind in (contest.Runner, contest.PlansProgram):
-            call = kind.__call__
-
-            def run(runner, x, call=call):
-                clock.now += seconds[runner.name]
-                return call(runner, x)
-
-            monkeypatch.setattr(kind, "__call__", run)
-        monkeypatch.setattr(contest.time, "perf_counter", clock)
-        monkeypatch.setattr(calls, "perf_counter", clock)
+        seconds, note = {**ALL, PROGRAM: us}, Contest.note
+        monkeypatch.setattr(
+            Contest, "note", lambda self, way, _: note(self, way, seconds[way.name])
+        )
         for _ in range(2 * ENOUGH):
             torch.testing.assert_close(tuned(x), tuned.reference(x), rtol=1e-4, atol=1e-5)
         assert tuned.last_call().how == how

@@ -1,0 +1,380 @@
+"""Plain calls go a short way, on which every change is seen as on the long one: F43, F59 to F65,
+F69 and F70 of the faults.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from plantune import optimize
+from plantune.plan import EAGER, PROGRAM
+from plantune.runtime import choose
+from plantune.runtime.plain_calls import MISSED
+
+WAYS = {"planned": PROGRAM, "torchscript-traced": "torchscript-traced", "eager": EAGER}
+# That a plain call enters of plantune's, beside what runs it.
+MOST_FUNCTIONS = {"planned": 10, "torchscript-traced": 11, "eager": 5}
+pytestmark = pytest.mark.filterwarnings("ignore::plantune.UnplannedCall")
+
+
+class Net(nn.Module):
+    """Reads a number, a list and a buffer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.gain, self.terms = 2.0, [1.0, 0.5]
+        self.register_buffer("shift", torch.randn(4))
+
+    def forward(self, x):
+        y = self.second(torch.relu(self.first(x))) * self.gain + self.shift
+        return y + sum(self.terms) * (1 if self.training else 2)
+
+
+@pytest.fixture(autouse=True)
+def eager_without_a_plan(monkeypatch):
+    monkeypatch.setitem(choose.UNPLANNED, "cpu", EAGER)
+    monkeypatch.setattr(choose, "is_proved", lambda *plan: True)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(3, 6)
+
+
+def plain(model, x):
+    """Called until its calls are plain ones."""
+    with torch.no_grad():
+        for _ in range(4):
+            model(x)
+        assert model._calls.plain.answer((x,)) is not MISSED
+    return model
+
+
+def tuned(way, x, **options):
+    module = Net().eval()
+    plan = replace(optimize(module, x).plan, origin="measured", runner=WAYS[way])
+    model = plain(optimize(module, x, plan=plan, **options), x)
+    assert model.last_call().how == way
+    return model
+
+
+@pytest.fixture(params=WAYS)
+def model(request, x):
+    return tuned(request.param, x)
+
+
+def replaced(model):
+    model.first.weight = nn.Parameter(torch.randn(8, 6))
+
+
+def written(model):
+    with torch.no_grad():
+        model.first.weight.mul_(3)
+
+
+def moved(model):
+    model.first.weight.data = torch.randn(8, 6)
+
+
+def set_(model):
+    with torch.no_grad():
+        model.first.weight.set_(torch.randn(8, 6))
+
+
+def swapped(model):
+    torch.utils.swap_tensors(model.first.weight, nn.Parameter(torch.randn(8, 6)))
+
+
+def stepped(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+
+
+CHANGES = {
+    "written": written,
+    "replaced": replaced,
+    "moved": moved,
+    "set": set_,
+    "stepped": stepped,
+    "loaded": lambda model: model.load_state_dict(Net().state_dict()),
+    "a buffer": lambda model: model.shift.add_(1),
+    "a new buffer": lambda model: setattr(model, "shift", torch.randn(4)),
+    "a number": lambda model: setattr(model, "gain", 5.0),
+    "in a list": lambda model: model.terms.append(3.0),
+    "a mode": lambda model: model.train(),
+    "a submodule": lambda model: setattr(model.reference, "second", nn.Linear(8, 4)),
+    "a forward": lambda model: setattr(model.reference, "forward", lambda x: x + 1),
+    "a hook": lambda model: model.first.register_forward_hook(lambda m, i, y: y * 2),
+    "a hook of the reference": lambda model: model.reference.register_forward_pre_hook(
+        lambda m, i: (i[0] * 2,)
+    ),
+    "refreshed": lambda model: model.refresh(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_every_change_counts_in_the_next_call(model, x, change):
+    before = model(x)
+    for _ in range(2):  # to what it is now, and from there
+        change(model)
+        torch.testing.assert_close(model(x), model.reference(x), rtol=1e-5, atol=1e-5)
+    assert change is CHANGES["refreshed"] or not torch.equal(model(x), before)
+
+
+@pytest.mark.parametrize("way", ["planned", "eager"])
+def test_a_swapped_tensor_counts(way, x):
+    """Torch swaps none that a trace holds."""
+    model = tuned(way, x)
+    swapped(model)
+    torch.testing.assert_close(model(x), model.reference(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_hook_of_its_own_is_called(model, x):
+    seen = []
+    handle = model.register_forward_hook(lambda *_: seen.append(1))
+    model(x)
+    handle.remove()
+    model(x)
+    assert seen == [1]
+
+
+def test_a_hook_for_all_modules_is_called(model, x):
+    seen = []
+    every = nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(type(m)))
+    with every:
+        model(x)
+    model(x)
+    assert seen.count(nn.Linear) == 2
+
+
+def test_another_class_of_call_is_called(x):
+    """Somebody's tracer replaces what torch calls."""
+    model, seen, call = tuned("eager", x), [], nn.Module.__call__
+
+    def traced(self, *args):
+        seen.append(type(self))
+        return call(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.Module, "__call__", traced)
+        model(x)
+    assert seen == [Net, nn.Linear, nn.Linear]
+
+
+OTHERS = {
+    "another shape": lambda x: torch.randn(2, 6),
+    "other strides": lambda x: torch.randn(6, 3).t(),
+    "a part": lambda x: torch.randn(3, 12)[:, ::2],
+    "a leaf": lambda x: torch.randn(3, 6, requires_grad=True),
+    "a parameter": nn.Parameter,
+    "a view": lambda x: x[:],
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_another_input_is_right(model, x, other):
+    y = other(x)
+    for _ in range(3):
+        torch.testing.assert_close(model(y), model.reference(y), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(model(x), model.reference(x), rtol=1e-5, atol=1e-5)
+    assert not model(y).requires_grad
+
+
+def test_an_input_of_another_dtype_is_refused_as_by_eager(model, x):
+    for call in (model, model.reference):
+        with pytest.raises((RuntimeError, TypeError, ValueError)):
+            call(x.double())
+
+
+class Seen(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.names.append(getattr(function, "__name__", ""))
+        return function(*args, **(kwargs or {}))
+
+
+class Dispatched(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Seen, Dispatched])
+def test_a_mode_sees_each_operation(model, x, mode):
+    with mode() as seen:
+        seen.names = []
+        model(x)
+    assert any("linear" in name or "addmm" in name for name in seen.names)
+
+
+def test_transforms_and_traces_see_each_operation(model, x):
+    jacobian = torch.func.jacrev(model)(x)
+    torch.testing.assert_close(jacobian, torch.func.jacrev(model.reference)(x))
+    torch.testing.assert_close(torch.func.vmap(model)(x[None]), model.reference(x)[None])
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        tangent = torch.autograd.forward_ad.unpack_dual(model(dual)).tangent
+    assert tangent is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("warnings.warn", lambda *_, **__: None)
+        traced = torch.jit.trace(model, (torch.zeros(3, 6),))
+    torch.testing.assert_close(traced(x), model.reference(x))
+
+
+@contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    yield
+    torch.set_default_dtype(before)
+
+
+@contextmanager
+def threads(number):
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    yield
+    torch.set_num_threads(before)
+
+
+@contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+SETTINGS = {
+    "grad": torch.enable_grad,
+    "no grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu"),
+    "default dtype": lambda: default_dtype(torch.float64),
+    "default device": lambda: torch.device("cpu"),
+    "threads": lambda: threads(torch.get_num_threads() + 1),
+    "deterministic": deterministic,
+    "nothing": nullcontext,
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_under_any_setting_it_gives_what_eager_gives(model, x, setting):
+    for _ in range(2):
+        with setting(), torch.no_grad():
+            wanted = model.reference(x)
+        with setting():
+            found = model(x)
+        assert found.dtype == wanted.dtype
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        assert not found.requires_grad
+        assert torch.is_grad_enabled()
+        torch.testing.assert_close(model(x), model.reference(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_plan_not_known_to_be_deterministic_is_not_run_where_that_is_asked(x):
+    model = tuned("planned", x)
+    with deterministic():
+        model(x)
+        assert "deterministic" in model.last_call().reason
+    model(x)
+    assert model.last_call().how == "planned"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_calls_that_record_gradients_are_not_plain(x, way):
+    module = Net().train()
+    plan = replace(optimize(module, x, mode="train").plan, origin="measured", runner=WAYS[way])
+    model = optimize(module, x, mode="train", plan=plan, share=True)
+    plain(model, x)
+    for _ in range(3):
+        module.zero_grad()
+        model(x).sum().backward()
+        ours = [parameter.grad.clone() for parameter in module.parameters()]
+        module.zero_grad()
+        module(x).sum().backward()
+        for mine, its in zip(ours, module.parameters(), strict=True):
+            torch.testing.assert_close(mine, its.grad)
+        with torch.no_grad():
+            assert not model(x).requires_grad
+
+
+def test_kinds_that_take_turns_are_both_plain(x):
+    model, other = tuned("planned", x), torch.randn(5, 6)
+    for _ in range(100):
+        model(other)
+        model(x)
+    answers = {model._calls.plain.answer}
+    for _ in range(3):
+        for each in (x, other):
+            torch.testing.assert_close(model(each), model.reference(each), rtol=1e-5, atol=1e-5)
+            answers.add(model._calls.plain.answer)
+    assert len(answers) == 2
+
+
+def test_every_call_is_counted(model, x):
+    before = model.stats()
+    for _ in range(100):
+        model(x)
+    after = model.stats()
+    assert after.planned + after.eager == before.planned + before.eager + 100
+
+
+def test_what_is_kept_of_a_call_is_not_its_input(model):
+    x = torch.randn(3, 6)
+    plain(model, x)
+    seen = weakref.ref(x)
+    del x
+    gc.collect()
+    assert seen() is None
+
+
+def test_the_module_is_gone_without_a_collection(x):
+    for way in WAYS:
+        model = tuned(way, x)
+        gc.collect()
+        gc.disable()
+        try:
+            seen = weakref.ref(model._calls.expected().stock)
+            del model
+            assert seen() is None, way
+        finally:
+            gc.enable()
+
+
+def functions_of(call):
+    """Those of plantune's that a call enters."""
+    found = []
+
+    def note(frame, event, argument):
+        if event == "call" and frame.f_globals["__name__"].startswith("plantune."):
+            found.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_few_functions_are_entered(x, way, monkeypatch):
+    model = tuned(way, x)
+    stock = model._calls.expected().stock
+    monkeypatch.setattr(stock, "run", lambda *inputs: (torch.zeros(3, 4),))
+    model.refresh(weights_only=True)
+    plain(model, x)
+    entered = functions_of(lambda: model(x))
+    assert len(entered) <= MOST_FUNCTIONS[way], entered

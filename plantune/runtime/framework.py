@@ -151,23 +151,10 @@ def level_of_caller() -> int:
     return level
 
 
-def _foreign_function_modes() -> bool:
+def foreign_function_modes() -> bool:
     """Whether there are others than torch.set_default_device() and `with torch.device()` make."""
     every = map(torch._C._get_function_stack_at, range(function_modes()))
     return not all(isinstance(mode, DeviceContext) for mode in every)
-
-
-def is_seen() -> bool:
-    """Whether anything in this thread may record or transform a call with plain tensors; what it is
-    `transform_of` says.
-    """
-    return (
-        tracing_state() is not None
-        or dispatch_modes() > 0
-        or has_transforms()
-        or forward_ad._current_level >= 0
-        or (function_modes() > 0 and _foreign_function_modes())
-    )
 
 
 def transform_of(args: Iterable[Any]) -> str | None:
@@ -187,6 +174,6 @@ def transform_of(args: Iterable[Any]) -> str | None:
                 why = "a module around it is traced"
         elif isinstance(x, fx.Proxy):
             why = "torch.fx traces it"
-    if why is None and function_modes() and _foreign_function_modes():
+    if why is None and function_modes() and foreign_function_modes():
         why = "a mode sees each function of torch's that it calls"
     return why

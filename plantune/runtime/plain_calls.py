@@ -14,21 +14,28 @@ from typing import Any
 
 import torch
 from torch import is_grad_enabled
+from torch.autograd import forward_ad
 
 from plantune.errors import CaptureError
 from plantune.runtime.contest import Contest, Contestant
 from plantune.runtime.form import Form
-from plantune.runtime.framework import Framework, is_seen
+from plantune.runtime.framework import Framework, foreign_function_modes
 from plantune.runtime.inputs import PlannedCall
 from plantune.runtime.kinds import Kinds
 from plantune.runtime.planned import Planned
 from plantune.runtime.runners import Runner
 from plantune.runtime.torch_internals import (
+    CALL,
+    CALL_IMPL,
+    HOOKS_OF_ALL,
     any_autocast,
     asks_for_determinism,
-    bare_call,
+    dispatch_modes,
+    function_modes,
     guard_of,
+    has_transforms,
     set_grad_enabled,
+    tracing_state,
 )
 
 # Where eager runs a module, the module is looked at once in so many calls: in another form it may
@@ -59,29 +66,35 @@ class Known:
     trains: bool
     args: tuple[Any, ...]
 
-    def is_like(self) -> Callable[[tuple[Any, ...]], bool]:
-        """Says whether arguments are those of such a call. Most are at a glance of torch's core,
-        which knows some for others, such as tensors of an inference mode.
+    def likeness(self) -> Callable[[tuple[Any, ...]], bool]:
+        """Says whether a call is such a one, which nothing records, transforms or sees. Of most
+        torch's core says nearly all of it at a glance; it takes some for others, such as tensors
+        of an inference mode.
         """
         guard, is_like, count = guard_of(self.args), self.call.is_like, len(self.args)
-        if guard is None:
-            return is_like
-        return lambda args: (len(args) == count and guard(*args)) or is_like(args)
+
+        def is_plain(args: tuple[Any, ...]) -> bool:
+            if dispatch_modes() or forward_ad._current_level >= 0:
+                return False
+            if function_modes() and foreign_function_modes():
+                return False
+            if len(args) == count and guard(*args):
+                return True
+            seen = tracing_state() is not None or has_transforms() or any_autocast()
+            return not seen and is_like(args)
+
+        return is_plain
 
     def check(self) -> Callable[[], bool]:
         """Says whether module and settings are what they were."""
         kinds, form, is_same = self.kinds, self.form, self.form.looker()
-        trains, settings, planned_for = (
-            self.trains,
-            kinds.settings_of(self.kept),
-            self.kept.settings,
-        )
+        settings, planned_for = kinds.settings_of(self.kept), self.kept.settings
+        trains = self.trains
 
         def is_known() -> bool:
             return (
                 kinds.form is form
                 and form.why_not is None
-                and not any_autocast()
                 and not (trains and is_grad_enabled())
                 and (settings is None or settings() == planned_for)
                 and is_same()
@@ -91,14 +104,24 @@ class Known:
 
 
 def eager_call(known: Known) -> PlainCall:
-    """Runs the module itself, which sees every change."""
+    """Runs the module itself, which sees every change; as its `forward` where a call of the module
+    would come to that alone. Without a function inside: beside a module of 24 us each is seen.
+    """
     framework, last, trains = known.framework, known.kept.call, known.trains
-    is_like, run = known.is_like(), bare_call(known.framework.reference)
     kinds, form, left = known.kinds, known.form, UNLOOKED_CALLS
+    is_plain, guard, count = known.likeness(), guard_of(known.args), len(known.args)
+    module = framework.reference
+    before_all, after_all, before_back_all, back_all = HOOKS_OF_ALL
 
     def answer(args: tuple[Any, ...]) -> Any:
         nonlocal left
-        if is_seen() or not is_like(args):
+        if (
+            dispatch_modes()
+            or forward_ad._current_level >= 0
+            or function_modes()
+            or len(args) != count
+            or not guard(*args)
+        ) and not is_plain(args):
             return MISSED
         if left:
             left -= 1
@@ -109,6 +132,18 @@ def eager_call(known: Known) -> PlainCall:
         framework.eager += 1
         if framework.last is not last:
             framework.note(last)
+        kind, hooks = type(module), module.__dict__
+        is_bare = kind.__call__ is CALL and kind._call_impl is CALL_IMPL
+        if (
+            is_bare
+            and not (before_all or after_all or before_back_all or back_all)
+            and not (hooks["_forward_hooks"] or hooks["_forward_pre_hooks"])
+            and not (hooks["_backward_hooks"] or hooks["_backward_pre_hooks"])
+            and module._compiled_call_impl is None
+        ):
+            run = module.forward
+        else:
+            run = module
         if trains or not is_grad_enabled():
             return run(*args)
         set_grad_enabled(False)
@@ -123,11 +158,11 @@ def eager_call(known: Known) -> PlainCall:
 def runner_call(known: Known, runner: Runner) -> PlainCall:
     """Runs a way of the framework's, with the weights that the module has now."""
     framework, last, run = known.framework, known.kept.call, runner.made()
-    is_like, is_known, held = known.is_like(), known.check(), known.form.tensors
+    is_plain, is_known, held = known.likeness(), known.check(), known.form.tensors
     writes = held.writes
 
     def answer(args: tuple[Any, ...]) -> Any:
-        if is_seen() or not is_like(args) or not is_known() or held.writes != writes:
+        if not is_plain(args) or not is_known() or held.writes != writes:
             return MISSED
         framework.eager += 1
         if framework.last is not last:
@@ -147,11 +182,11 @@ def program_call(known: Known) -> PlainCall:
     """Runs the plan's own steps."""
     framework, kept = known.framework, known.kept
     last, run, outputs = kept.call, kept.stock.run, kept.outputs
-    is_like, is_known = known.is_like(), known.check()
+    is_plain, is_known = known.likeness(), known.check()
     is_deterministic, is_tensor = kept.is_deterministic, outputs.is_tensor
 
     def answer(args: tuple[Any, ...]) -> Any:
-        if is_seen() or not is_like(args) or not is_known():
+        if not is_plain(args) or not is_known():
             return MISSED
         if asks_for_determinism() and not is_deterministic:
             return MISSED
@@ -192,10 +227,10 @@ def contested_call(known: Known, contest: Contest) -> PlainCall:
 def _eager_turn(known: Known, contest: Contest) -> PlainCall:
     """Times the module alone."""
     framework, last, module = known.framework, known.kept.call, known.framework.reference
-    is_like, is_known = known.is_like(), known.check()
+    is_plain, is_known = known.likeness(), known.check()
 
     def answer(args: tuple[Any, ...]) -> Any:
-        if is_seen() or not is_like(args) or not is_known():
+        if not is_plain(args) or not is_known():
             return MISSED
         framework.eager += 1
         if framework.last is not last:

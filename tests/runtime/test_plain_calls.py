@@ -13,6 +13,8 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,10 +22,11 @@ from plantune import optimize
 from plantune.plan import EAGER, PROGRAM
 from plantune.runtime import choose
 from plantune.runtime.plain_calls import MISSED
+from plantune.runtime.torch_internals import dispatch_modes, guard_of
 
 WAYS = {"planned": PROGRAM, "torchscript-traced": "torchscript-traced", "eager": EAGER}
 # That a plain call enters of plantune's, beside what runs it.
-MOST_FUNCTIONS = {"planned": 10, "torchscript-traced": 11, "eager": 5}
+MOST_FUNCTIONS = {"planned": 11, "torchscript-traced": 11, "eager": 2}
 pytestmark = pytest.mark.filterwarnings("ignore::plantune.UnplannedCall")
 
 
@@ -217,6 +220,51 @@ def test_a_mode_sees_each_operation(model, x, mode):
         seen.names = []
         model(x)
     assert any("linear" in name or "addmm" in name for name in seen.names)
+
+
+def inside(run):
+    """Calls `run` on a tensor inside of torch.jit.trace."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("warnings.warn", lambda *_, **__: None)
+        torch.jit.trace(run, (torch.zeros(1),), check_trace=False)
+
+
+INSIDE = {
+    "torch.jit.trace": inside,
+    "make_fx": lambda run: make_fx(run)(torch.zeros(1)),
+    "make_fx before dispatch": lambda run: make_fx(run, pre_dispatch=True)(torch.zeros(1)),
+    "vmap": lambda run: torch.func.vmap(run)(torch.zeros(1)),
+    "grad": lambda run: torch.func.grad(lambda x: run(x).sum())(torch.zeros(1)),
+    "jvp": lambda run: torch.func.jvp(run, (torch.zeros(1),), (torch.zeros(1),)),
+    "functionalize": lambda run: torch.func.functionalize(run)(torch.zeros(1)),
+    "fake tensors": lambda run: under(FakeTensorMode(), run),
+    "a dispatch mode": lambda run: under(LoggingMode(), run),
+    "autocast": lambda run: under(torch.autocast("cpu"), run),
+}
+
+
+def under(mode, run):
+    with mode:
+        run(torch.zeros(1))
+
+
+class LoggingMode(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("inside", INSIDE.values(), ids=INSIDE)
+def test_torchs_glance_knows_where_a_call_is_recorded(x, inside):
+    """Also where the tensor comes from outside."""
+    guard, found = guard_of([x]), []
+
+    def run(y):
+        found.append(not dispatch_modes() and guard(x))
+        return y * 2
+
+    inside(run)
+    assert guard(x)
+    assert set(found) == {False}
 
 
 def test_transforms_and_traces_see_each_operation(model, x):

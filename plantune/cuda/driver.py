@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from plantune.cuda.structs import fields
@@ -51,19 +51,6 @@ def call(name: str, *arguments: Any) -> None:
     if function is None:
         raise CudaError(f"the CUDA driver has no {name}: it is too old; install a newer one")
     _check(name, function(*arguments), library)
-
-
-def _prepared(name: str) -> Callable[..., None]:
-    """A call that is looked up once, for what every pass does."""
-    library = _cuda()
-    function = getattr(library, name)
-
-    def run(*arguments: Any) -> None:
-        code = function(*arguments)
-        if code:
-            _check(name, code, library)
-
-    return run
 
 
 def made(name: str, result: Any, *arguments: Any) -> Any:
@@ -183,8 +170,16 @@ class NodeParams(ctypes.Structure):
 
 def node_updater(executable: int, node: int, params: NodeParams) -> Callable[[], None]:
     """Gives a kernel of an instantiated graph these parameters, from its next launch on."""
-    arguments = c_void_p(executable), c_void_p(node), byref(params)
-    return partial(_prepared("cuGraphExecKernelNodeSetParams_v2"), *arguments)
+    library, name = _cuda(), "cuGraphExecKernelNodeSetParams_v2"
+    set_params = getattr(library, name)
+    graph, place, told = c_void_p(executable), c_void_p(node), byref(params)
+
+    def run() -> None:
+        code = set_params(graph, place, told)
+        if code:
+            _check(name, code, library)
+
+    return run
 
 
 def graph_launcher(executable: int) -> Callable[[c_void_p], None]:

@@ -50,16 +50,30 @@ class Patch:
     """Where a node's arguments hold a tensor."""
 
     def __init__(self, node: Node, slots: Sequence[Slot]) -> None:
-        self._node, self._update = node, node.update  # the node keeps its arguments' memory
-        self._writes = [
-            _writes(node.starts[slot.argument] + slot.start, slot.encoder) for slot in slots
-        ]
+        self._node = node  # it keeps its arguments' memory
+        # From the next launch on the kernel finds the tensor at that address.
+        self.move = _mover(node, slots)
 
-    def move(self, address: int) -> None:
-        """From the next launch on the kernel finds the tensor there."""
-        for write in self._writes:
+
+def _mover(node: Node, slots: Sequence[Slot]) -> Callable[[int], None]:
+    """Made once, and one function where it can be: calls wait for it."""
+    update = node.update
+    if len(slots) == 1 and slots[0].encoder is None:
+        word = c_uint64.from_address(node.starts[slots[0].argument] + slots[0].start)
+
+        def move_word(address: int) -> None:
+            word.value = address
+            update()
+
+        return move_word
+    writes = [_writes(node.starts[slot.argument] + slot.start, slot.encoder) for slot in slots]
+
+    def move(address: int) -> None:
+        for write in writes:
             write(address)
-        self._update()
+        update()
+
+    return move
 
 
 class Executable:

@@ -20,6 +20,7 @@ from plantune.runtime.recorder import Recorded
 from plantune.runtime.torch_internals import empty_on_gpu
 
 Launch = Callable[[c_void_p], None]
+Direct = Callable[[Sequence[Tensor], c_void_p], tuple[Tensor, ...] | None]
 
 
 class End:
@@ -33,16 +34,16 @@ class End:
         self.name, self.own = name, own
         self.moves = False
         self._memory, self._size_bytes = own.untyped_storage(), own.untyped_storage().nbytes()
-        self._strides = own.stride()
+        self.strides = own.stride()
         self._wide = [axis for axis, size in enumerate(own.shape) if size > 1]
 
     def lies_as(self, tensor: Tensor) -> bool:
         """Whether the tensor's elements are stored as the kernels expect."""
         strides = tensor.stride()
-        if strides == self._strides:
+        if strides == self.strides:
             return True
         # Those of axes of one element mean nothing.
-        return all(strides[axis] == self._strides[axis] for axis in self._wide)
+        return all(strides[axis] == self.strides[axis] for axis in self._wide)
 
     def fits(self, tensor: Tensor) -> bool:
         """Whether the kernels can work on the tensor itself."""
@@ -63,7 +64,7 @@ class End:
     def place_of(self, tensor: Tensor) -> int:
         """Where kernels find these elements."""
         # Without a call for most.
-        if self.moves and (tensor.stride() == self._strides or self.lies_as(tensor)):
+        if self.moves and (tensor.stride() == self.strides or self.lies_as(tensor)):
             place = tensor.data_ptr()
             if not place % ALIGNMENT_BYTES:
                 return place
@@ -100,6 +101,9 @@ class Ends:
         # look for them now.
         self._moves: list[list[Patch]] = []
         self._places: list[int] = []
+        # Launches a pass of one input and one output, neither of which is copied, and gives what it
+        # writes; None of another one.
+        self.direct: Direct = _none
         self.follow(())
 
     def follow(self, state: Sequence[Tensor]) -> None:
@@ -111,6 +115,7 @@ class Ends:
         types = [self._program.graph.types[name] for name in self._names]
         self._new = [self._maker(type_, layout) for type_ in types]
         self._settle()
+        self.direct = _none  # until the pass is captured again
 
     def _maker(self, type_: TensorType, layout: str) -> Callable[[], Tensor]:
         """Makes memory for a caller."""
@@ -144,7 +149,9 @@ class Ends:
         self._settle()
         written = (self._names[place] for place in self._written)
         self._moves = [found[name] for name in (*(end.name for end in self._inputs), *written)]
-        self._launch, self._places = graph.launch, []
+        self._launch = graph.launch
+        self._places.clear()
+        self.direct = self._direct_pass()
 
     def _patches(self, end: End, executable: Executable | None, here: Tensor) -> list[Patch]:
         """What moves an end that was captured `here`; empty if it cannot be moved."""
@@ -184,19 +191,50 @@ class Ends:
             self._move(places)
         return self._launch, outputs
 
+    def _direct_pass(self) -> Direct:
+        """`meet` and the launch in one: for one image the host may need longer than the GPU."""
+        one_to_one = len(self._inputs) == len(self._new) == 1 and self._written == [0]
+        if not one_to_one or not self._inputs[0].moves:
+            return _none
+        strides, new, launch = self._inputs[0].strides, self._new[0], self._launch
+        reads, writes = ([patch.move for patch in patches] for patches in self._moves)
+        places = self._places  # not `self`: a cycle would keep its memory
+
+        def run(inputs: Sequence[Tensor], stream: c_void_p) -> tuple[Tensor, ...] | None:
+            (x,) = inputs
+            here = x.data_ptr()
+            if here % ALIGNMENT_BYTES or x.stride() != strides:
+                return None
+            output = new()
+            there = output.data_ptr()
+            if places != [here, there]:
+                _check_aligned(there)
+                before, after = places or (None, None)
+                places.clear()  # unknown if a patch fails
+                for move in reads if before != here else ():
+                    move(here)
+                for move in writes if after != there else ():
+                    move(there)
+                places[:] = here, there
+            launch(stream)
+            return (output,)
+
+        return run
+
     def _move(self, places: list[int]) -> None:
         """The next launch finds inputs and written outputs there.
 
         One executable graph is told anew for each: with four of them, told less often, 64 inputs of
         128 images took 1.07 of one input's time, with one 1.02 (H200, 2026-11-28).
         """
-        if any(place % ALIGNMENT_BYTES for place in places[len(self._inputs) :]):
-            raise CaptureError(f"an output is not aligned to {ALIGNMENT_BYTES} bytes")
-        before, self._places = self._places, []  # unknown if a patch fails
+        for place in places[len(self._inputs) :]:
+            _check_aligned(place)
+        before = [*self._places]
+        self._places.clear()  # unknown if a patch fails
         for patches, old, new in zip_longest(self._moves, before, places):
             for patch in patches if old != new else ():
                 patch.move(new)
-        self._places = places
+        self._places[:] = places
 
     def leave(self, outputs: Sequence[Tensor], results: Mapping[str, Tensor]) -> None:
         """Copies those outputs that the pass did not write where the caller has them."""
@@ -229,6 +267,15 @@ class Ends:
         finally:
             values.update(before)
         return outputs
+
+
+def _check_aligned(output: int) -> None:
+    if output % ALIGNMENT_BYTES:
+        raise CaptureError(f"an output is not aligned to {ALIGNMENT_BYTES} bytes")
+
+
+def _none(inputs: Sequence[Tensor], stream: c_void_p) -> None:
+    """Of passes with other ends, and of what was not captured yet."""
 
 
 def _nothing(stream: c_void_p) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,7 +97,32 @@ class Graph:
         self.executable.launch(tensors)
 
 
-def call(ends: Ends, graph: Graph, x: Tensor) -> tuple[Tensor, ...]:
+class Followed(Ends):
+    """Remembers what memory it made for the last call: a fake graph needs the tensors."""
+
+    is_direct = True
+
+    def _maker(self, type_: TensorType, layout: str) -> Callable[[], Tensor]:
+        make, seen = super()._maker(type_, layout), self.__dict__.setdefault("seen", [])
+
+        def new() -> Tensor:
+            seen.append(make())
+            return seen[-1]
+
+        return new
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["direct", "met"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one input and one output a pass is one function, which gives what the long way gives."""
+    monkeypatch.setattr(Followed, "is_direct", request.param)
+
+
+def call(ends: Any, graph: Graph, x: Tensor) -> tuple[Tensor, ...]:
+    ends.seen[:] = [x]
+    made: tuple[Tensor, ...] | None = ends.direct([x], ends.seen) if ends.is_direct else None
+    if made is not None:
+        return made
     launch, outputs = ends.meet([x])
     launch([x, *outputs])  # type: ignore[arg-type]
     ends.leave(outputs, graph.program.values)
@@ -107,7 +132,7 @@ def call(ends: Ends, graph: Graph, x: Tensor) -> tuple[Tensor, ...]:
 def made(outputs: str = "y", touched: str = "xyz", **options: Any) -> tuple[Ends, Graph]:
     refuses = options.pop("refuses", "")
     program = Program(outputs, touched, **options)
-    ends = Ends(program, [program.values["x"]])  # type: ignore[arg-type]
+    ends = Followed(program, [program.values["x"]])  # type: ignore[arg-type]
     graph = Graph(program, refuses=refuses)
     ends.serve(graph)  # type: ignore[arg-type]
     return ends, graph
@@ -164,11 +189,23 @@ class TestInTheCallersMemory:
     def test_what_stays_in_its_place_is_not_told_again(self) -> None:
         ends, graph = made()
         inputs, room = [torch.randn(SHAPE) for _ in range(3)], torch.empty(SHAPE)
-        ends._new = [lambda: room]
+        ends._new = [lambda: ends.seen.append(room) or room]  # type: ignore[attr-defined]
+        ends.direct = ends._direct_pass()
         for turn in (0, 1, 1, 2, 0):
             assert_right(call(ends, graph, inputs[turn]), "y", inputs[turn])
         assert graph.told["x"] == [inputs[turn].data_ptr() for turn in (0, 1, 2, 0)]
         assert graph.told["y"] == [room.data_ptr()]
+
+    @pytest.mark.parametrize(
+        ("others", "is_direct"),
+        [({}, 1), ({"outputs": "yz"}, 0), ({"refuses": "x"}, 0), ({"refuses": "y"}, 0)],
+    )
+    def test_one_input_and_one_output_go_directly(self, others: Any, is_direct: int) -> None:
+        ends, _ = made(**others)
+        x = torch.randn(SHAPE)
+        ends.seen[:] = [x]  # type: ignore[attr-defined]
+        found = ends.direct([x], ends.seen)  # type: ignore[attr-defined]
+        assert (found is not None) == is_direct
 
     def test_strides_of_one_element_mean_nothing(self) -> None:
         ends, graph = made()

@@ -23,7 +23,7 @@ from plantune.host import NO_COMPILER, cxx_compiler
 from plantune.measure.subject import Inputs, Raced, Subject
 from plantune.measure.training_calls import CallOf, Marked, passes_of, steps_of, steps_of_plan
 from plantune.measure.ways import FROZEN, LIVE, WAYS, Run
-from plantune.plan import Plan
+from plantune.plan import PROGRAM, Plan
 from plantune.runtime.copies import copied
 from plantune.runtime.module import TunedModule
 from plantune.scopes import with_values
@@ -57,14 +57,25 @@ class Entrant:
 
 
 class Entrants:
-    """Makes the entrants of one race. At most so many inputs take turns, two at least."""
+    """Makes the entrants of one race. At most so many inputs take turns, two at least.
 
-    def __init__(self, raced: Raced, seed: int, most_images: int = MOST_IMAGES) -> None:
+    Ways that stand in for the plan `deployed` race as the users of its tuned module would call
+    them, with all that is checked before. Beside a policy of 24 us that is seen.
+    """
+
+    def __init__(
+        self,
+        raced: Raced,
+        seed: int,
+        most_images: int = MOST_IMAGES,
+        deployed: Plan | None = None,
+    ) -> None:
         torch.manual_seed(seed)
         problem = self.problem = raced.problem
         self.peaks_mib: dict[str, float] = {}
         self._pool_is_there = False
         self._tuned: TunedModule | None = None
+        self._deployed = None if problem.mode == "train" else deployed
         self._train, self._steps = problem.mode == "train", raced.steps
         arch = load_arch(problem.arch)
         self._ways, self.device = WAYS[arch.kind], device_for(arch)
@@ -92,7 +103,19 @@ class Entrants:
     def plan(self, plan: Plan, *, frozen: bool = False) -> Entrant:
         """The plan as a user runs it; raises WrongResult if its output is not the network's."""
         start = time.perf_counter()
-        module, _ = self._laid_out(channels_last=self.device.captures)  # as load_model builds it
+        module, tuned = self._tuned_by(plan, frozen=frozen)
+        self._tuned = tuned
+        name, promise = (PLANTUNE_FROZEN, FROZEN) if frozen else (PLANTUNE, LIVE)
+        # Between two passes an optimizer changes the weights: preparing from them is in the time.
+        if self._steps:
+            call_of = steps_of_plan(tuned, self._dys)
+        else:
+            call_of = self._calls_of(tuned, module, lambda: tuned.refresh(weights_only=True))
+        return self._ready(name, tuned, self._images, call_of, promise, start)
+
+    def _tuned_by(self, plan: Plan, *, frozen: bool) -> tuple[nn.Module, TunedModule]:
+        """A tuned module, and its module as load_model builds it."""
+        module, _ = self._laid_out(channels_last=self.device.captures)
         tuned = TunedModule(
             module,
             self._subject.arguments,
@@ -102,14 +125,7 @@ class Entrants:
             fallback="error",
             frozen=frozen,
         )
-        self._tuned = tuned
-        name, promise = (PLANTUNE_FROZEN, FROZEN) if frozen else (PLANTUNE, LIVE)
-        # Between two passes an optimizer changes the weights: preparing from them is in the time.
-        if self._steps:
-            call_of = steps_of_plan(tuned, self._dys)
-        else:
-            call_of = self._calls_of(tuned, module, lambda: tuned.refresh(weights_only=True))
-        return self._ready(name, tuned, self._images, call_of, promise, start)
+        return module, tuned
 
     def between_plans(self) -> float | None:
         """How far apart the outputs are that the plans for training and for inference compute, as a
@@ -140,12 +156,29 @@ class Entrants:
             raise BuildError(NO_COMPILER)
         start, hits = time.perf_counter(), _cache_hits()
         module, images = self._laid_out(way.channels_last)
-        run = way.make(module, *images[0])
+        run: Run
+        if way.stands_in and self._deployed is not None:
+            run, images = self._standing_in(name, self._deployed), self._images
+        else:
+            run = way.make(module, *images[0])
         call_of = self._calls_of(run, module)
         entrant = self._ready(name, run, images, call_of, way.promise(self.problem.mode), start)
         if way.captured:
             entrant = self._captured(entrant, call_of, images)
         return replace(entrant, cached=_cache_hits() > hits)
+
+    def _standing_in(self, name: str, plan: Plan) -> TunedModule:
+        """The way as it runs where it won; raises ValueError where eager would run in its place."""
+        frozen = self._ways[name].frozen
+        # Of a plan that was not measured calls would find the way themselves.
+        plan = replace(plan, origin="measured", runner=PROGRAM if frozen else name)
+        plan = replace(plan, frozen_runner=name if frozen else None)
+        _, tuned = self._tuned_by(plan, frozen=frozen)
+        self._outputs(tuned, self._images[0])
+        why_not = tuned.why_eager()
+        if why_not is not None:
+            raise ValueError(why_not)
+        return tuned
 
     def told_of_static(self, name: str, entrant: Entrant) -> Entrant:
         """The way with a second make of it, which knows that its images stay at one address.

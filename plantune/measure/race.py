@@ -102,11 +102,14 @@ def race(
     """Times the plan and the named baselines in turns; a baseline that fails says why, and so does
     one whose turn comes after the effort's `until` or `build_until`.
 
-    If it is `detailed`, also on fresh images, call by call, and frozen. cuDNN times its algorithms
-    for all baselines. Raises WrongResult if the plan's output is not the network's.
+    What can stand in for the plan races as its tuned module would run it, since that race decides
+    who does. If it is `detailed`, as it runs without plantune; all also on fresh images, call by
+    call, and the plan frozen. cuDNN times its algorithms for all baselines. Raises WrongResult if
+    the plan's output is not the network's.
     """
     say("build")
-    entrants = Entrants(raced, seed, MOST_IMAGES if detailed else 1)
+    most_images, deployed = (MOST_IMAGES, None) if detailed else (1, plan)
+    entrants = Entrants(raced, seed, most_images, deployed)
     mode = raced.problem.mode
     with torch.set_grad_enabled(mode == "train"):
         ours = _ours(entrants, plan, frozen=detailed and mode == "infer")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from plantune.measure.inductor import prepare_workers
+from plantune.plan import EAGER
 from plantune.runtime.runners import RECIPES
 from plantune.space.arch import load_arch
 
@@ -36,7 +37,8 @@ class Way:
     With `captured` whole calls are replayed from a graph, into whose memory images are copied. What
     is `static` leaves out a copy of its own if it is told that an image stays at one address. What
     `compiles` C++ or Triton is not tried without a compiler. With `pooled` torch.compile records
-    graphs of its own, which share one pool of memory.
+    graphs of its own, which share one pool of memory. What `stands_in` runs in a tuned module
+    where it wins, and races there.
     """
 
     make: Make
@@ -46,6 +48,7 @@ class Way:
     static: bool = False
     compiles: bool = False
     pooled: bool = False
+    stands_in: bool = False
     trains: bool = True
 
     def promise(self, mode: str) -> str:
@@ -122,6 +125,7 @@ _ANYWHERE = {
         _torchscript if recipe.frozen else _traced if recipe.traced else _as_it_is,
         channels_last=recipe.channels_last,
         frozen=recipe.frozen,
+        stands_in=name != EAGER,  # which runs without plantune, too
         trains=recipe.frozen or not recipe.traced,
     )
     for name, recipe in RECIPES.items()

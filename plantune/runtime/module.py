@@ -22,6 +22,7 @@ from plantune.runtime.form import OF_ALL_MODULES
 from plantune.runtime.framework import LastCall, Options, UnplannedCall, transform_of
 from plantune.runtime.padding import Padding
 from plantune.runtime.plain_calls import MISSED
+from plantune.runtime.runners import Runner
 from plantune.runtime.stands_in import StandsIn
 from plantune.runtime.stock import Stock
 from plantune.runtime.summary import Summary, summary_of
@@ -143,6 +144,11 @@ class TunedModule(StandsIn):
         """Whether hooks see its calls."""
         names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         return any(OF_ALL_MODULES) or any(self.__dict__[name] for name in names)
+
+    def why_eager(self) -> str | None:
+        """Why eager stands in for the framework's way that the plan names; None if it does not."""
+        runner = self._calls.expected().runner
+        return runner.why_not if isinstance(runner, Runner) else None
 
     def eager_calls(self) -> int:
         """How many calls no plan ran."""

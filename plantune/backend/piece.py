@@ -141,7 +141,8 @@ class Piece:
         if known is not None and self._allowance.waits and not _is_capturing():
             self._allowance.spend()
             known = owner.tuned.get(sizes)
-        return known or self._new_tuned(owner, sizes, given)
+        # A tuned module that is asked whether it is true takes as long as all of this.
+        return self._new_tuned(owner, sizes, given) if known is None else known
 
     def _new_tuned(self, owner: Owner, sizes: Given, given: Given) -> TunedModule:
         first = next((value for value in given if isinstance(value, Tensor)), None)
@@ -188,4 +189,6 @@ def _getter(places: Iterable[int]) -> Callable[[Given], Given]:
     wanted = tuple(places)
     if len(wanted) > 1:
         return itemgetter(*wanted)
-    return lambda values: tuple(values[place] for place in wanted)
+    if wanted:
+        return lambda values: (values[wanted[0]],)
+    return lambda values: ()

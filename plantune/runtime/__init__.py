@@ -1,8 +1,9 @@
 """Runs a plan: memory, program, tuned module. Imports neither the search nor the command line.
 
 - The face: `load`, `module`, `check`, `summary`, `stands_in`, `copies`.
-- A call: `calls` asks `kinds` what runs it, which `choose` decided; `inputs`, `padding`, `vmaps`
-  and `autograd` bring it there, `framework`, `runners` and `contest` run what no plan does.
+- A call: `plain_calls` answers those like the last one; of others `calls` asks `kinds` what runs
+  them, which `choose` decided; `inputs`, `padding`, `vmaps` and `autograd` bring them there,
+  `framework`, `runners` and `contest` run what no plan does.
 - A plan made runnable: `schedule`, `loose`, `branches`, `memory_plan`, `binding` and `program`; on
   a GPU `captured`, `recorder`, `rehearsal`, `ends`, `left_out`, `streams`, `handles`; `planned` and
   `stock` have its instances.

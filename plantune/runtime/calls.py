@@ -241,8 +241,8 @@ class Calls:
         """The next such call may be a plain one."""
         is_plain = trained is None and not kwargs and call.is_plain and self._padding is None
         if is_plain and self._kinds.keeps(form, call, kept):
-            known = Known(self.framework, self._kinds, form, call, kept, self._trains, args)
-            self.plain.follow(known)
+            known = Known(self.framework, self._kinds, form, call, kept, self._trains)
+            self.plain.follow(known, args)
 
     def _eagerly(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Without checking the module: eager sees every change itself."""

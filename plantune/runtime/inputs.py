@@ -37,12 +37,12 @@ class PlannedCall:
         types = arguments.types
         # Of tensors by their place alone, which are told from others at a glance.
         plain = not arguments.kwargs and arguments.args == types and [*order] == sorted(order)
-        self._count = len(types) if plain else -1
+        self.count = len(types) if plain else -1
         # Whether `is_like` knows such calls.
-        self.is_plain = plain and arguments.autocast is None
+        self.is_plain = self.count > 0 and arguments.autocast is None
         # Whether such arguments, and no named ones, are a call of this kind. Of other calls than
         # tensors by their place this does not know.
-        self.is_like = _likeness([(t.torch_dtype, t.shape) for t in types], self._count, device)
+        self.is_like = _likeness([(t.torch_dtype, t.shape) for t in types], self.count, device)
 
     def under(self, autocast: Autocast) -> PlannedCall:
         """The same call under autocast, which is another problem."""
@@ -57,7 +57,7 @@ class PlannedCall:
 
     def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
         """Those of such a call, in the order of the graph's inputs."""
-        if len(args) == self._count:
+        if len(args) == self.count:
             return args
         found = tensors_in((args, kwargs))
         return tuple([found[at] for at in self._order])

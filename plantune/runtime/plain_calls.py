@@ -8,7 +8,7 @@ the layers. Whatever is unusual is MISSED, and goes that way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -34,6 +34,7 @@ from plantune.runtime.torch_internals import (
     function_modes,
     guard_of,
     has_transforms,
+    knows_none,
     set_grad_enabled,
     tracing_state,
 )
@@ -55,7 +56,7 @@ def missed(args: tuple[Any, ...]) -> Any:
 @dataclass(frozen=True)
 class Known:
     """A kind of call in one form of the module, and what runs it. `trains` says that calls may
-    record gradients, and `args` are such a call's.
+    record gradients; `guard` knows most such calls.
     """
 
     framework: Framework
@@ -64,14 +65,14 @@ class Known:
     call: PlannedCall
     kept: Planned
     trains: bool
-    args: tuple[Any, ...]
+    guard: Callable[..., bool] = knows_none
 
     def likeness(self) -> Callable[[tuple[Any, ...]], bool]:
         """Says whether a call is such a one, which nothing records, transforms or sees. Of most
         torch's core says nearly all of it at a glance; it takes some for others, such as tensors
         of an inference mode.
         """
-        guard, is_like, count = guard_of(self.args), self.call.is_like, len(self.args)
+        guard, is_like, count = self.guard, self.call.is_like, self.call.count
 
         def is_plain(args: tuple[Any, ...]) -> bool:
             if dispatch_modes() or forward_ad._current_level >= 0:
@@ -109,7 +110,7 @@ def eager_call(known: Known) -> PlainCall:
     """
     framework, last, trains = known.framework, known.kept.call, known.trains
     kinds, form, left = known.kinds, known.form, UNLOOKED_CALLS
-    is_plain, guard, count = known.likeness(), guard_of(known.args), len(known.args)
+    is_plain, guard, count = known.likeness(), known.guard, known.call.count
     module = framework.reference
     before_all, after_all, before_back_all, back_all = HOOKS_OF_ALL
 
@@ -203,7 +204,9 @@ def program_call(known: Known) -> PlainCall:
 
 
 def contested_call(known: Known, contest: Contest) -> PlainCall:
-    """Runs the way whose turn it is, as if it had won, and tells the contest how long that took."""
+    """Runs the way whose turn it is, as if it had won, and tells the contest how long that took:
+    of a way all but the entry, which a call pays whoever wins.
+    """
     eager, ways = _eager_turn(known, contest), dict[str, PlainCall]()
 
     def answer(args: tuple[Any, ...]) -> Any:
@@ -272,11 +275,12 @@ class PlainCalls:
         self._form: Form | None = None
         self._made: dict[PlannedCall, PlainCall] = {}
 
-    def follow(self, known: Known) -> None:
-        """After such a call, which was missed."""
+    def follow(self, known: Known, args: tuple[Any, ...]) -> None:
+        """After such a call with these arguments, which was missed."""
         if known.form is not self._form:
             self._form, self._made = known.form, {}
         made = self._made.get(known.call)
         if made is None or made is self.answer:
-            made = self._made[known.call] = plain_call(known)
+            made = plain_call(replace(known, guard=guard_of(args)))
+            self._made[known.call] = made
         self.answer = made

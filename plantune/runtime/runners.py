@@ -75,8 +75,8 @@ class Runner:
 
     @property
     def is_made(self) -> bool:
-        """Whether its first call is over, which makes what runs all others."""
-        return self._made is not None or self.is_eager
+        """Whether what runs it is made of the tensors that there are; else its next call does."""
+        return self.is_eager or self._now() == self._made
 
     @property
     def winner(self) -> Runner:

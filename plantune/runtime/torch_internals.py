@@ -89,12 +89,13 @@ def guard_of(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     try:
         made = _Guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     except TypeError:  # also of None
-        return _knows_none
+        return knows_none
     check: Callable[..., bool] = made.check
-    return check if check(*tensors) else _knows_none
+    return check if check(*tensors) else knows_none
 
 
-def _knows_none(*tensors: Tensor) -> bool:
+def knows_none(*tensors: Tensor) -> bool:
+    """A guard that takes all for others."""
     return False
 
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from plantune import optimize
 from plantune.plan import EAGER, PROGRAM
-from plantune.runtime import choose
+from plantune.runtime import choose, contest
 from plantune.runtime.plain_calls import MISSED
 from plantune.runtime.torch_internals import dispatch_modes, guard_of
 
@@ -379,13 +379,38 @@ def test_every_call_is_counted(model, x):
     assert after.planned + after.eager == before.planned + before.eager + 100
 
 
-def test_what_is_kept_of_a_call_is_not_its_input(model):
+@pytest.mark.parametrize("way", [*WAYS, "a contest"])
+def test_what_is_kept_of_a_call_is_not_its_input(way):
     x = torch.randn(3, 6)
-    plain(model, x)
+    model = plain(optimize(Net().eval(), x), x) if way == "a contest" else tuned(way, x)
     seen = weakref.ref(x)
     del x
     gc.collect()
-    assert seen() is None
+    assert seen() is None, model.last_call()
+
+
+def test_a_contest_times_what_a_call_costs_then(x, monkeypatch):
+    """All ways through the functions that answer calls later; eager as the module itself."""
+    monkeypatch.setattr(contest, "SHORT", replace(contest.SHORT, eager_s=0.0))
+    noted, note = [], contest.Contest.note
+
+    def noting(self, way, seconds):
+        noted.append(way.name)
+        note(self, way, seconds if way.name == "eager" else 0.5 * seconds)
+
+    monkeypatch.setattr(contest.Contest, "note", noting)
+    model = optimize(Net().eval(), x)
+    entered = []
+    for _ in range(20 * contest.SHORT.timed):
+        if model._calls.expected().runner.is_settled:
+            break
+        before = len(noted)
+        functions = functions_of(lambda: model(x))
+        entered.append((noted[before], "Calls.run" in functions))
+    long_way = [name for name, is_long in entered if is_long]
+    assert long_way.count("eager") == 1  # the first call
+    assert long_way.count("torchscript-traced") == 1  # makes it
+    assert {name for name, _ in entered} == {"eager", "torchscript-traced"}
 
 
 def test_the_module_is_gone_without_a_collection(x):

@@ -19,7 +19,6 @@ from plantune.measure.race import Detail
 from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort, Timing
 from plantune.measure.ways import Way
-from plantune.runtime.module import TunedModule
 from plantune.space.search_space import load_search_space
 from plantune.workload import Workload
 
@@ -235,52 +234,6 @@ def test_a_way_that_takes_an_image_for_a_constant_does_not_race(racing):
 )
 def test_images_in_turns_take_a_gibibyte_at_most(image_bytes, count):
     assert images_that_fit(image_bytes, 64) == count
-
-
-class TestStandingIn:
-    """What runs in place of a plan that loses races as it will be called."""
-
-    NAMES = tuple(name for name, way in ways.WAYS["cpu"].items() if way.stands_in)
-
-    @pytest.fixture
-    def called(self, monkeypatch):
-        """The ways that tuned modules ran, once their calls were timed."""
-        found = set()
-        answer = TunedModule.__call__
-
-        def call(tuned, *args):
-            made = answer(tuned, *args)
-            found.add(tuned.last_call().how)
-            return made
-
-        monkeypatch.setattr(TunedModule, "__call__", call)
-        return found
-
-    def test_it_is_called_through_a_tuned_module(self, racing, plan, called):
-        made = {name: ways.WAYS["cpu"][name] for name in ("eager", *self.NAMES)}
-        found = racing(made, plan=plan)
-        assert found.failures == {}
-        assert found.timings.keys() == {"plantune", *made}
-        assert called == {"planned", *self.NAMES}
-
-    def test_eager_is_the_module_itself(self, racing, plan, called):
-        racing({"eager": ways.WAYS["cpu"]["eager"]}, plan=plan)
-        assert called == {"planned"}
-
-    def test_a_bench_tells_of_them_as_they_are_without_plantune(self, racing, plan, called):
-        made = {name: ways.WAYS["cpu"][name] for name in ("eager", "torchscript-traced")}
-        racing(made, plan=plan, detailed=True)
-        assert called == {"planned"}
-
-    def test_one_that_cannot_run_says_why(self, racing, plan, monkeypatch):
-        def refused(*_, **__):
-            raise RuntimeError("no trace of this")
-
-        monkeypatch.setattr(torch.jit, "trace", refused)
-        made = {name: ways.WAYS["cpu"][name] for name in ("eager", "torchscript-traced")}
-        found = racing(made, plan=plan)
-        assert "no trace of this" in found.failures["torchscript-traced"]
-        assert found.timings.keys() == {"plantune", "eager"}
 
 
 @pytest.mark.usefixtures("queue")

@@ -51,29 +51,3 @@ class Rivals:
 
 def has_compiled(names: Iterable[str]) -> bool:
     return any(name.startswith(COMPILED) for name in names)
-
-
-def ratio_text(evidence: Mapping[str, Any]) -> str | None:
-    """A plan's ratio in words that name its rivals; None for a plan without rivals."""
-    ratio, baseline = evidence.get("ratio"), evidence.get("baseline")
-    if not isinstance(ratio, (int, float)):
-        return None
-    warning = Rivals.of(evidence).warning
-    return f"{ratio:.3f} of {baseline}'s time" + ("" if warning is None else f"; {warning}")
-
-
-def runner_text(runner: str, evidence: Mapping[str, Any]) -> str | None:
-    """Who runs a network instead of its plan, and why; None if the plan does."""
-    if runner == "program":  # the plan's name for itself, without the imports of plans
-        return None
-    if not Rivals.of(evidence).names:
-        return f"no plan was raced, so {runner} runs the network"
-    return f"these steps as a whole were not clearly faster than {runner}, so it runs the network"
-
-
-def loss_text(evidence: Mapping[str, Any]) -> str | None:
-    """Says that torch.compile was faster than what runs now; None if not, or if it did not race."""
-    name, ratio = evidence.get(LOST_TO), evidence.get(LOSS)
-    if not isinstance(name, str) or not isinstance(ratio, (int, float)):
-        return None
-    return f"{name} was faster: a call takes {ratio:.2f} of its time"

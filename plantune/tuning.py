@@ -14,7 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from plantune.errors import DamagedDatabase, DatabaseUnavailable, DatabaseWarning
+from plantune.errors import (
+    DamagedDatabase,
+    DatabaseUnavailable,
+    DatabaseWarning,
+    PlantuneError,
+)
 from plantune.graph.tape import tape_of
 from plantune.machine import arch_of, environment_of
 from plantune.plan import Plan
@@ -24,6 +29,7 @@ from plantune.problem import Problem
 from plantune.report.progress import ProgressLine
 from plantune.runtime.load import TrainingMode, optimize
 from plantune.runtime.module import TunedModule
+from plantune.runtime.summary import headline_of, runs_of
 from plantune.search.keeping import KeepingDatabase
 from plantune.search.results import Report, Result, Settings, silent
 from plantune.search.session import Manner, Sought, search_plan
@@ -45,10 +51,11 @@ def tune(
     """As `optimize`, after a search for the plan that takes `budget` seconds. What it measured and
     found is kept: `optimize`, the backend of torch.compile and the next `tune` begin from it.
 
-    A line shows the progress on a terminal and in notebooks; with `progress` True wherever stderr
-    goes, with False nowhere. Ctrl-C ends the search with the best plan so far, or with one that is
-    stored from an earlier search, which was raced. Kernels are measured in another process, on
-    random weights; nothing of the module itself is run or changed.
+    A line shows the progress on a terminal and in notebooks, and at the end one says what runs the
+    network and how fast; with `progress` True wherever stderr goes, with False nowhere. Ctrl-C ends
+    the search with the best plan so far, or with one that is stored from an earlier search, which
+    was raced. Kernels are measured in another process, on random weights; nothing of the module
+    itself is run or changed.
 
     Raises UnsupportedModule as `optimize` does, UnsupportedDevice if plantune has no plans for the
     device, and KeyboardInterrupt if nothing was measured yet.
@@ -70,7 +77,19 @@ def tune(
         warnings.warn(text, stacklevel=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingMode)  # said before the search
-        return optimize(module, *example_inputs, plan=plan, **how, **example_kwargs)
+        tuned = optimize(module, *example_inputs, plan=plan, **how, **example_kwargs)
+    _say_how_it_runs(tuned, progress)
+    return tuned
+
+
+def _say_how_it_runs(tuned: TunedModule, progress: bool | None) -> None:
+    """In one sentence, where the progress was shown."""
+    stream = _stream_for(progress)
+    if stream is None:
+        return
+    with suppress(PlantuneError, OSError, ValueError):  # the next call says why it cannot run
+        planned = tuned._calls.expected()
+        stream.write(headline_of(planned.stock.plan, runs_of(planned)) + "\n")
 
 
 def _is_stored(sought: Sought, device: torch.device) -> bool:
@@ -143,14 +162,23 @@ def _warn(text: str) -> None:
 @contextmanager
 def reporting(progress: bool | None) -> Iterator[Report]:
     """A line on stderr where somebody sees it, or where it is asked for."""
-    stream = sys.stderr
-    rewrites = _is_terminal(stream) or _in_notebook()
-    # A process without a terminal may have no stderr at all.
-    if stream is None or progress is False or (progress is None and not rewrites):
+    stream = _stream_for(progress)
+    if stream is None:
         yield silent
         return
-    with ProgressLine(stream, rewrites=rewrites) as line:
+    with ProgressLine(stream, rewrites=_is_rewritten(stream)) as line:
         yield line
+
+
+def _stream_for(progress: bool | None) -> Any:
+    """Where to show progress; None if nowhere. A process without a terminal may have no stderr."""
+    stream = sys.stderr
+    shows = _is_rewritten(stream) if progress is None else progress
+    return stream if shows else None
+
+
+def _is_rewritten(stream: Any) -> bool:
+    return _is_terminal(stream) or _in_notebook()
 
 
 def _is_terminal(stream: Any) -> bool:

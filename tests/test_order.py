@@ -17,9 +17,9 @@ import plantune
 ROOT = Path(plantune.__file__).parent
 # Those of one line know nothing of each other.
 ORDER = (
-    "scans tolerances",
+    "scans tolerances verdict",
     "blobs canonical distance errors host layers op_mode outcome products rivals scopes",
-    "settings",
+    "settings standing",
     "files generators jsonable models paths",
     "build_log graph space",
     "cuda layouts problem",

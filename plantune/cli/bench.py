@@ -20,7 +20,7 @@ from plantune.report import bench_text
 from plantune.report.plot import FORMATS, HOW_TO_GET, bar_plot, can_plot, require_replaceable_plot
 from plantune.report.progress import waiting
 from plantune.report.tables import counted
-from plantune.rivals import runner_text
+from plantune.standing import PROGRAM, Standing
 from plantune.workload import Workload
 
 if TYPE_CHECKING:
@@ -220,12 +220,15 @@ def _document(
 def _show(
     console: Console, chosen: Chosen, race: Race, document: dict[str, Any], budget_s: float
 ) -> None:
-    runner = runner_text(chosen.plan.runner, chosen.plan.evidence)
+    runner, evidence = chosen.plan.runner, chosen.plan.evidence
+    console.say(bold(bench_text.headline(race, runner)))
+    for line in bench_text.details(race, runner):
+        console.say(line)
     torch = document["environment"]["torch"]
     step = ", whole steps with AdamW" if "optimizer" in document["workload"] else ""
     console.say(f"{chosen.workload}{step}, {chosen.label} ({chosen.match} match), torch {torch}")
-    if runner is not None:
-        console.say(runner)
+    if runner != PROGRAM:
+        console.say(f"in the race that decided this: {Standing.of(runner, evidence).headline()}")
     console.say(bench_text.queued_table(document, console.width))
     for more in (bench_text.single_table, bench_text.phases_table):
         if (text := more(document, console.width)) is not None:
@@ -239,4 +242,3 @@ def _show(
         console.say("the plan gives the same bits each time, which these times include")
     for line in bench_text.advice(document, race, budget_s):
         console.say(line)
-    console.say(bold(bench_text.verdict(race)))

@@ -13,7 +13,8 @@ from plantune.cli.console import Console, bold
 from plantune.cli.lookup import Chosen, chosen_plan, database
 from plantune.cli.options import bundled, common_options, example, plan_options
 from plantune.report.tables import counted, percent
-from plantune.rivals import Rivals, loss_text, ratio_text, runner_text
+from plantune.rivals import Rivals
+from plantune.standing import Standing
 from plantune.workload import Workload
 
 if TYPE_CHECKING:
@@ -164,13 +165,12 @@ def _show_plan(console: Console, chosen: Chosen, packing: Packing | None) -> Non
     from plantune.report.packing import packing_text
 
     plan = chosen.plan
-    console.say(bold(f"{chosen.label}: {chosen.workload}"))
-    evidence = plan.evidence
-    raced = (ratio_text(evidence), runner_text(plan.runner, evidence), loss_text(evidence))
-    for text in filter(None, raced):
+    predicted = f"PREDICTED for {plan.problem.arch}: nothing was measured for this plan"
+    standing = Standing.of(plan.runner, plan.evidence)
+    why = predicted if plan.origin == "predicted" else None
+    console.say(bold(standing.headline(why)))
+    for text in (*standing.details(), f"{chosen.label}: {chosen.workload}"):
         console.say(text)
-    if plan.origin == "predicted":
-        console.say(f"PREDICTED for {plan.problem.arch}: nothing was measured for this plan")
     console.say(families_text(plan))
     if packing is not None:
         console.say(packing_text(packing))

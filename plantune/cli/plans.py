@@ -17,7 +17,8 @@ from plantune.cli.options import FILE, ID, ModelName, common_options, example, f
 from plantune.errors import InvalidPlan
 from plantune.files import require_replaceable, write_whole
 from plantune.report.tables import config_text
-from plantune.rivals import NO_COMPILED, UNKNOWN, Rivals, ratio_text, runner_text
+from plantune.rivals import NO_COMPILED, UNKNOWN, Rivals
+from plantune.standing import PROGRAM, Standing
 
 if TYPE_CHECKING:
     from plantune.plan_db.rows import StoredPlan
@@ -127,7 +128,7 @@ def _footnotes(rows: list[list[str]]) -> list[str]:
 def _state(item: StoredPlan) -> str:
     """What it is, and who runs the network if one of the framework's ways was faster."""
     plan = item.plan
-    runner = "" if runner_text(plan.runner, plan.evidence) is None else f", run by {plan.runner}"
+    runner = "" if plan.runner == PROGRAM else f", run by {plan.runner}"
     return f"{item.status}, {plan.origin}{runner}"
 
 
@@ -159,8 +160,9 @@ def show_command(console: Console, place: Path | None, id: int) -> None:
     console.say(f"{_state(item)}, made {item.created_at}; a match here: {match}")
     for name, (got, saved) in here.differences(item.environment).items():
         console.say(f"  {name}: {saved} there, {got} here")
-    if (ratio := ratio_text(plan.evidence)) is not None:
-        console.say(ratio)
+    standing = Standing.of(plan.runner, plan.evidence)
+    for line in (standing.headline(), *standing.details()):
+        console.say(line)
     console.say("".join(f"  {key} {value}\n" for key, value in plan.evidence.items()).rstrip())
     rows = [[config_text(c.candidate), " ".join(c.nodes)] for c in plan.choices]
     console.table(["candidate", "covers"], rows, "ll")

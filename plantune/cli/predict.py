@@ -107,13 +107,13 @@ def _show(
 ) -> None:
     tell = note if keeping.plan_id is None else console.say
     titles = ["step", "kernel", "guess", "threads", "registers", "shared"]
-    tell(table(titles, [_cells(row) for row in prediction.steps], "llrrrr", console.width))
-    for text, steps in _refusals(prediction).items():
-        tell(f"rejected for {counted(steps, 'step')}: {text}")
     guess_us = 1e3 * float(prediction.plan.evidence["predicted_ms"])
     tell(
         bold(f"PREDICTED for {workload.arch}: {us_text(guess_us)} a call, a guess from datasheets")
     )
+    tell(table(titles, [_cells(row) for row in prediction.steps], "llrrrr", console.width))
+    for text, steps in _refusals(prediction).items():
+        tell(f"rejected for {counted(steps, 'step')}: {text}")
     tell(
         f"{counted(len(prediction.steps), 'step')}; {prediction.built} kernels compiled, "
         f"{len(prediction.rejected)} rejected; numerics {prediction.plan.evidence['numerics']}"

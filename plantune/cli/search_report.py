@@ -1,4 +1,6 @@
-"""What a search says at its end: the verdict, the steps, where the plan is, what to do next."""
+"""What a search says at its end: what runs the network now and how fast, in one sentence; then the
+numbers, the steps, where the plan is, and what to do next.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,12 @@ import click
 from plantune.cli.console import STDOUT, Console, bold, note
 from plantune.cli.lookup import to_run
 from plantune.machine import Environment
+from plantune.measure.entrants import PLANTUNE
 from plantune.plan import Plan
-from plantune.report.bench_text import verdict
+from plantune.report.progress import phase_text
 from plantune.report.tables import counted
-from plantune.rivals import loss_text, runner_text
 from plantune.search.keeping import KeepingDatabase
+from plantune.standing import EAGER, Standing
 from plantune.workload import Workload
 
 if TYPE_CHECKING:
@@ -48,8 +51,8 @@ def tried_text(result: Result, seconds: float) -> str:
 
 def phases_text(result: Result) -> str:
     """What each phase took; nothing of what was over at once."""
-    named = (f"{phase} {took:.0f} s" for phase, took in result.phases_s.items() if took >= 0.5)
-    return ", ".join(named)
+    took_long = ((phase, took) for phase, took in result.phases_s.items() if took >= 0.5)
+    return ", ".join(f"{phase_text(phase)} {took:.0f} s" for phase, took in took_long)
 
 
 IN_MEMORY = "there is no writable plan database"
@@ -90,25 +93,37 @@ def families_text(plan: Plan) -> str:
 def _lines(
     workload: Workload, result: Result, keeping: KeepingDatabase, seconds: float
 ) -> list[str]:
-    lines = [] if result.complete else ["interrupted: this is the best plan so far, not yet raced"]
-    if result.race is not None:
-        ours = result.race.timings["plantune"].median_us / 1e3
-        lines.append(bold(f"{ours:.3f} ms a call; {verdict(result.race)}"))
-        lines += [f"{name} did not run: {why}" for name, why in result.race.failures.items()]
-        plan = result.plan
-        lines += filter(None, (runner_text(plan.runner, plan.evidence), loss_text(plan.evidence)))
-    elif result.elsewhere:
-        lines.append(bold(f"{_ms(result.plan)}ranked and raced by another search, proved here"))
-    elif result.unraced:
-        lines.append(bold(result.unraced))
+    standing = Standing.of(result.plan.runner, result.plan.evidence)
+    details = standing.details()
+    if not result.complete:
+        first, details = "interrupted: this is the best plan so far, not yet raced", []
+    else:
+        first = standing.headline(result.unraced)
+    lines = [bold(first), *_times(result, standing.shown), *details, *_why_so(result, standing)]
     lines += [*result.notes, families_text(result.plan), tried_text(result, seconds)]
     lines += filter(None, [phases_text(result)])
     return [*lines, *where_kept(workload, result, keeping)]
 
 
-def _ms(plan: Plan) -> str:
-    ms = plan.evidence.get("median_ms")
-    return f"{ms:.3f} ms a call there; " if isinstance(ms, (int, float)) else ""
+def _times(result: Result, shown: str) -> list[str]:
+    """How long a call takes, beside eager's; of another search's race, there."""
+    if result.race is None:
+        ms = result.plan.evidence.get("median_ms") if result.elsewhere else None
+        return [f"{ms:.3f} ms a call there"] if isinstance(ms, (int, float)) else []
+    timings, eager = result.race.timings, result.race.timings.get(EAGER)
+    ours_ms = timings.get(shown, timings[PLANTUNE]).median_us / 1e3
+    if eager is None or shown == EAGER:
+        return [f"{ours_ms:.3f} ms a call"]
+    return [f"{ours_ms:.3f} ms a call, eager {eager.median_us / 1e3:.3f} ms"]
+
+
+def _why_so(result: Result, standing: Standing) -> list[str]:
+    """Which ways did not race; or why there was no race, where the first line does not say it."""
+    if result.race is not None:
+        return [f"{name} did not run: {why}" for name, why in result.race.failures.items()]
+    if result.elsewhere:
+        return ["ranked and raced by another search, proved here"]
+    return [result.unraced] if result.unraced and standing.is_known else []
 
 
 def where_kept(workload: Workload, result: Result, keeping: KeepingDatabase) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from plantune.cli.console import Console, bold, note
+from plantune.report.progress import phase_text
 from plantune.report.tables import counted
 
 if TYPE_CHECKING:
@@ -43,6 +44,5 @@ def _line(member: Member) -> str:
     detail = member.told.get("detail") or ""
     seen = f", seen {member.told['at']}" if "at" in member.told else ""
     what = f" - {detail}" if detail and member.state == "measuring" else ""
-    return (
-        f"{member.host}, process {member.pid}: {member.state}, {member.measured} done{seen}{what}"
-    )
+    state = phase_text(member.state)
+    return f"{member.host}, process {member.pid}: {state}, {member.measured} done{seen}{what}"

@@ -14,7 +14,7 @@ from plantune.cli.exit_codes import VerifyFailed
 from plantune.cli.lookup import Chosen, database, environment_here, plan_to_run, worker_for
 from plantune.cli.options import budget_option, common_options, example, plan_options
 from plantune.errors import WrongResult
-from plantune.report.bench_text import verdict
+from plantune.report.bench_text import details, headline
 from plantune.report.progress import StatusLine, waiting
 from plantune.report.tables import config_text, counted, us_text
 from plantune.workload import Workload
@@ -44,24 +44,29 @@ def verify_command(
     that was predicted, or measured elsewhere, is kept as measured here.
     """
     chosen = plan_to_run(place, workload, id, "verify")
-    _say_match(console, chosen)
     from plantune.measure.subject import Raced
     from plantune.measure.timing import Effort
 
     with worker_for(chosen.workload) as worker:
         rows = _checked_steps(worker, chosen)
-        _show_steps(console, rows)
+        if any(row["numbers"] != RIGHT for row in rows):
+            _say_match(console, chosen)
+            _show_steps(console, rows)
         _raise_first(rows)
         with waiting(sys.stderr, "racing the whole network with eager"):
             raced = Raced(chosen.workload.problem, chosen.workload.tape)
             race = worker.race(raced, chosen.plan, ("eager",), Effort(budget_s=budget))
     measured = _measured(place, chosen, race)
-    console.say(bold(f"{_summary(rows)}; {verdict(race)}"))
+    runner = chosen.plan.runner
+    for line in (bold(headline(race, runner)), _summary(rows), *details(race, runner)):
+        console.say(line)
+    _say_match(console, chosen)
     if measured is not None:
         console.say(
             f"{chosen.label} was {_before(chosen)}; it is kept as plan {measured}, which is "
             "measured here"
         )
+    _show_steps(console, rows)
     console.emit({**_document(chosen, rows, race), "measured_plan_id": measured})
 
 

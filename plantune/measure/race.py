@@ -20,10 +20,11 @@ from plantune.measure.phases import phases_us
 from plantune.measure.programs import NO_TIME, Say
 from plantune.measure.run_off import Turn, contenders, with_more_rounds
 from plantune.measure.subject import Raced
-from plantune.measure.timing import Effort, Interval, Timing, ratio_interval, time_interleaved
+from plantune.measure.timing import Effort, Timing, ratio_interval, time_interleaved
 from plantune.measure.watches import Watch, call_watch
 from plantune.measure.ways import LIVE
 from plantune.plan import Plan
+from plantune.verdict import Interval
 
 OURS = (PLANTUNE, PLANTUNE_FROZEN)
 # The same images in each call, or others each time.
@@ -121,7 +122,7 @@ def race(
             with _blaming(" and ".join(ready)):
                 details = _timed(ready, effort, watch, entrants.device, detailed)
                 difference = entrants.between_plans() if detailed else None
-    judged = _judged(details, seed)
+    judged = _judged(details)
     turns = entrants.in_turns if detailed else 1
     return replace(
         judged,
@@ -231,7 +232,7 @@ def _is_open(queued: Mapping[Turn, Timing]) -> bool:
     """Whether on any kind of images the ratio to the best way is not known well."""
     return any(
         ratio is not None and ratio.is_wide
-        for ratio in (_best_ratio(_of_kind(kind, queued), 0)[1] for kind in {k for _, k in queued})
+        for ratio in (_best_ratio(_of_kind(kind, queued))[1] for kind in {k for _, k in queued})
     )
 
 
@@ -254,27 +255,27 @@ def _phases(entrant: Entrant, device: Device) -> dict[str, float]:
     return {} if entrant.marked is None else phases_us(entrant.marked, device)
 
 
-def _judged(details: Mapping[str, Detail], seed: int) -> Race:
+def _judged(details: Mapping[str, Detail]) -> Race:
     """The headline is the worse of both kinds of images."""
     kinds = next(iter(details.values())).queued if details else (SAME,)
     return max(
-        (_judged_on(kind, details, seed) for kind in kinds),
+        (_judged_on(kind, details) for kind in kinds),
         key=lambda found: 0.0 if found.ratio is None else found.ratio.ratio,
     )
 
 
-def _judged_on(kind: str, details: Mapping[str, Detail], seed: int) -> Race:
+def _judged_on(kind: str, details: Mapping[str, Detail]) -> Race:
     timings = {name: detail.queued[kind] for name, detail in details.items()}
-    best, ratio = _best_ratio(timings, seed)
+    best, ratio = _best_ratio(timings)
     return Race(timings, {}, best, ratio, images=kind)
 
 
-def _best_ratio(timings: Mapping[str, Timing], seed: int) -> tuple[str | None, Interval | None]:
+def _best_ratio(timings: Mapping[str, Timing]) -> tuple[str | None, Interval | None]:
     """The best of the framework's ways, and the plan's time by its."""
     best = best_of(timings, [name for name in timings if name not in OURS])
     if best is None or PLANTUNE not in timings:
         return best, None
-    return best, ratio_interval(timings[PLANTUNE], timings[best], seed)
+    return best, ratio_interval(timings[PLANTUNE], timings[best])
 
 
 def _reason(error: Exception) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from plantune.cuda.capture import no_collection
 from plantune.device import Call
 from plantune.measure.watches import HOST, Sample, Watch
+from plantune.verdict import Interval
 
 LEAST_SAMPLES = 5
 # A budget has room for about so many.
@@ -28,12 +29,10 @@ NOISY_SPREAD = 0.25
 # else one that waited for more than the second part. Beside two busy processes on two cores it was
 # 0.6 to 1.7.
 WAITED_PART, WAITED_MUCH = 0.02, 0.2
-RESAMPLES = 1000
+RESAMPLES, CONFIDENCE = 1000, 0.95
 # Fewer rounds than LEAST_SAMPLES, where the time was up, say nothing of how far they vary: on cores
 # that others kept busy, rounds of two equal programs gave ratios from 0.8 to 8.6 (2026-11-22).
 DOUBT = 10.0
-# An interval whose ends are further apart than by this factor says too little.
-WIDE = 1.25
 
 
 @dataclass(frozen=True)
@@ -149,26 +148,6 @@ class Timing:
         return statistics.quantiles(self.samples_us, method="inclusive")
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A ratio of two medians, and its range with the stated confidence."""
-
-    ratio: float
-    low: float
-    high: float
-    confidence: float = 0.95
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether it says too little of how two ways compare."""
-        return self.high > WIDE * self.low
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether either of the two may be the faster one, and by too much for a tie."""
-        return self.is_wide and self.low <= 1 <= self.high
-
-
 def time_call(call: Call, effort: Effort, watch: Watch = HOST) -> Timing:
     """Times one callable."""
     return time_interleaved([call], effort, watch)[0]
@@ -282,19 +261,20 @@ def in_common(one: Timing, other: Timing) -> tuple[Timing, Timing]:
     return first, second
 
 
-def ratio_interval(
-    ours: Timing, theirs: Timing, seed: int = 0, resamples: int = RESAMPLES
-) -> Interval:
+def ratio_interval(ours: Timing, theirs: Timing, resamples: int = RESAMPLES) -> Interval:
     """The ratio of two medians from one interleaved run, with its bootstrap interval.
 
-    Rounds are drawn again, not samples: what disturbed one round disturbed both.
+    Rounds are drawn again, not samples: what disturbed one round disturbed both. Whoever
+    judges the same rounds gets the same interval: a win for one is no tie for another.
     """
     pairs = list(zip(ours.samples_us, theirs.samples_us, strict=True))
-    draw = random.Random(seed)
+    draw = random.Random(0)
     ratios = sorted(_ratio(draw.choices(pairs, k=len(pairs))) for _ in range(resamples))
-    tail = round(resamples * (1 - Interval.confidence) / 2)
+    tail = round(resamples * (1 - CONFIDENCE) / 2)
     doubt = 1.0 if len(pairs) >= LEAST_SAMPLES else DOUBT
-    return Interval(_ratio(pairs), ratios[tail] / doubt, ratios[-1 - tail] * doubt)
+    ratio = _ratio(pairs)
+    low, high = ratios[tail] / doubt, ratios[-1 - tail] * doubt
+    return Interval(ratio, min(low, ratio), max(high, ratio), CONFIDENCE)
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from plantune.machine import Environment
     from plantune.measure.machine_state import State
     from plantune.measure.race import Detail, Race
-    from plantune.measure.timing import Interval, Timing
+    from plantune.measure.timing import Timing
+    from plantune.verdict import Interval
 
 # Samples kept per way and kind of timing, spread evenly over the run.
 SAMPLES_KEPT = 60

@@ -1,4 +1,4 @@
-"""A benchmark for people: who won and how sure that is, and all ways in two tables."""
+"""A benchmark for people: what runs and how fast, how sure that is, and all ways in two tables."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from plantune.report.tables import table
+from plantune.report.tables import counted, table
 from plantune.rivals import has_compiled
+from plantune.standing import EAGER, Standing
 
 if TYPE_CHECKING:
     from plantune.measure.race import Race
@@ -23,25 +24,34 @@ LONGER = 6
 INPUTS = {"same": "the same input in each call", "fresh": "{} inputs in turns"}
 
 
-def verdict(race: Race) -> str:
-    """Who won, and how sure that is."""
-    if race.ratio is None:
-        return "there is nothing to compare: no baseline ran beside the plan"
-    ratio = race.ratio
-    interval = f"{100 * ratio.confidence:.0f} % interval {ratio.low:.3f} to {ratio.high:.3f}"
-    said = f"{ratio.ratio:.3f} of {race.best_baseline}'s time ({interval})"
-    if not has_compiled(race.timings):
-        said = f"{said}; torch.compile was not in this race"
-    if ratio.high < 1:
-        return f"plantune is faster: {said}"
-    if ratio.low > 1:
-        return f"plantune is slower: {said}"
-    timing = next(iter(race.timings.values()))
-    if timing.cut_short:
-        return f"not decided, the time was up after {timing.samples} rounds: {said}"
-    if ratio.is_undecided:
-        return f"not decided, times vary too much from round to round: {said}"
-    return f"a tie within the noise: {said}"
+def standing_of(race: Race, runner: str) -> Standing:
+    """How the plan compared in this race; `runner` is who runs it, in the race too."""
+    from plantune.measure.entrants import PLANTUNE
+    from plantune.measure.timing import in_common, ratio_interval
+
+    ours, eager = race.timings.get(PLANTUNE), race.timings.get(EAGER)
+    beside_eager = None
+    if ours is not None and eager is not None:
+        beside_eager = ratio_interval(*in_common(ours, eager))
+    best = None
+    if race.best_baseline is not None and race.ratio is not None:
+        best = (race.best_baseline, race.ratio)
+    caveat = None if has_compiled(race.timings) else "torch.compile was not in this race"
+    return Standing(runner, beside_eager, best, caveat=caveat, as_it_runs=True)
+
+
+def headline(race: Race, runner: str) -> str:
+    """What runs the network and how fast, in one sentence."""
+    return standing_of(race, runner).headline("no baseline ran beside it")
+
+
+def details(race: Race, runner: str) -> list[str]:
+    """The numbers of the headline, with their intervals."""
+    lines = standing_of(race, runner).details() if race.ratio is not None else []
+    rounds = min((timing.samples for timing in race.timings.values()), default=0)
+    if any(timing.cut_short for timing in race.timings.values()):
+        lines.append(f"the time was up after {counted(rounds, 'round')}")
+    return lines
 
 
 def advice(document: Mapping[str, Any], race: Race, budget_s: float) -> list[str]:

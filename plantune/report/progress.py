@@ -22,23 +22,47 @@ LONG_S = 30.0
 TICK_S = 1.0
 
 
+# What each phase of a search is called where people read it; data keep the phases' own names.
+PHASES = {
+    "preparing": "preparing",
+    "building a known plan": "compiling the best plan known so far",
+    "timing known plans": "timing plans known so far",
+    "measuring": "trying kernels",
+    "ranking": "comparing whole plans",
+    "racing": "racing the best plan against the framework",
+    "proving": "checking the plan's results",
+    "waiting for others": "waiting for other searches",
+}
+
+
+def phase_text(phase: str) -> str:
+    """What is being done in a phase, in words for people who have not read the code."""
+    return PHASES.get(phase, phase)
+
+
 def progress_text(progress: Progress) -> str:
-    """Phase, counts, the best plan as a whole and by its steps, beside the framework's ops, and the
-    time that is left.
+    """What is being done, the time that is left, the best time so far beside eager's, and how many
+    kernels were tried. A narrow terminal cuts off the end, so what matters most comes first.
     """
-    counts = f"{progress.measured:,} of {progress.candidates:,} measured"
-    parts = [f"{progress.phase}: {counts}, {progress.rejected} rejected"]
+    left_s = progress.seconds_left
+    left = f"{left_s:.0f} s left" if left_s >= 0.5 else "time is up"
+    tried, parts = progress.measured + progress.rejected, []
     if math.isfinite(progress.whole_us):
-        parts.append(f"best plan {ms_text(progress.whole_us / 1e3)}")
-    for name, steps in (("by steps", progress.best), ("framework by steps", progress.framework)):
-        if 0 < steps.us < math.inf:
-            parts.append(f"{name} {ms_text(steps.us / 1e3)}{_estimated(steps)}")
-    parts.append(f"{progress.seconds_left:.0f} s left")
-    return ", ".join(parts) + (f" - {progress.detail}" if progress.detail else "")
+        parts.append(f"best so far {ms_text(progress.whole_us / 1e3)}")
+    elif (best := _sum_text(progress.best)) is not None:
+        parts.append(f"best so far {best}")
+    if (eager := _sum_text(progress.framework)) is not None:
+        parts.append(f"eager {eager}")
+    parts.append(f"{tried:,} of {progress.candidates:,} kernels tried")
+    parts += [f"now {progress.detail}"] if progress.detail else []
+    return f"{phase_text(progress.phase)}, {left}: {', '.join(parts)}"
 
 
-def _estimated(steps: StepsSum) -> str:
-    return f" ({steps.estimated} of {steps.steps} estimated)" if steps.estimated else ""
+def _sum_text(steps: StepsSum) -> str | None:
+    """The time of a whole network by its steps alone, which is not exact; None if not known."""
+    if not 0 < steps.us < math.inf:
+        return None
+    return f"{'perhaps' if steps.estimated else 'about'} {ms_text(steps.us / 1e3)}"
 
 
 class StatusLine:

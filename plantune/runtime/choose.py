@@ -21,7 +21,6 @@ from plantune.plan_db.proofs import is_known_slower, is_proved, remember_proof, 
 from plantune.plan_db.rows import Found
 from plantune.plan_db.stored import find_stored_plan
 from plantune.problem import Problem
-from plantune.rivals import loss_text
 from plantune.runtime.consistent import by_its_program, tell, transferred, why_apart
 from plantune.runtime.framework import Options
 from plantune.runtime.guess_race import is_slower, is_unsure
@@ -29,6 +28,7 @@ from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.recheck import recheck
 from plantune.runtime.stock import Stock, device_of
 from plantune.space.search_space import SearchSpace
+from plantune.standing import loss_text
 from plantune.workload import Workload
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from plantune.runtime.plain_calls import MISSED
 from plantune.runtime.runners import Runner
 from plantune.runtime.stands_in import StandsIn
 from plantune.runtime.stock import Stock
-from plantune.runtime.summary import Summary, summary_of
+from plantune.runtime.summary import Summary, runs_of, summary_of
 
 __all__ = ["FALLBACKS", "TunedModule", "UnplannedCall"]
 
@@ -101,13 +101,13 @@ class TunedModule(StandsIn):
         return self._calls.stats()
 
     def summary(self) -> Summary:
-        """How fast the plan of that call was in its race, what runs its steps, and which ops are
-        torch's own, with their lines. It prints as text.
+        """What runs that call and how fast it was in its race, what runs its steps, and which ops
+        are torch's own, with their lines. It prints as text.
         """
-        stock, calls = self.stock(), self._calls
-        derives = stock.plan.problem.mode == "train"
-        lines = lines_of(self.reference, calls.arguments, derives=derives)
-        return summary_of(stock.plan, stock.graph, lines)
+        planned, calls = self._calls.expected(), self._calls
+        plan, graph = planned.stock.plan, planned.stock.graph
+        lines = lines_of(self.reference, calls.arguments, derives=plan.problem.mode == "train")
+        return summary_of(plan, graph, lines, runs_of(planned))
 
     def refresh(self, *, weights_only: bool = False) -> None:
         """Has the next call read again what changes without a trace: globals, closures and

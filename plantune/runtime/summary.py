@@ -8,10 +8,18 @@ from dataclasses import dataclass
 
 from plantune.graph.graph import Graph
 from plantune.graph.ops import OPS
-from plantune.plan import Plan
-from plantune.rivals import loss_text, ratio_text, runner_text
+from plantune.plan import PROGRAM, Plan
+from plantune.runtime.planned import Planned
+from plantune.standing import Standing
 
 FRAMEWORK, VIEW = "framework", "view"
+# How a call that the plan's own program ran is called.
+BY_PROGRAM = ("captured", "planned")
+HOW_TO_RACE = "plantune.tune(module, *inputs) searches for the fastest one"
+NOT_RACED = f"it was not raced; {HOW_TO_RACE}"
+NO_RACE = f"no plan was raced; {HOW_TO_RACE}"
+PREDICTED = "it was predicted, and nothing of it was measured"
+ELSEWHERE = "that race was on another machine; plantune.tune(module, *inputs) has one here"
 
 
 @dataclass(frozen=True)
@@ -25,11 +33,13 @@ class FrameworkOp:
 
 @dataclass(frozen=True)
 class Summary:
-    """`ratio` is the time of a call as a part of that of the best of the framework's ways, `low`
-    and `high` its interval of 95 %; None if nothing was raced. `families` has the number of steps
-    that each kernel family of plantune runs, `framework` the number of those that torch runs.
+    """`headline` says in one sentence what runs the call and how fast. `ratio` is the time of a
+    call as a part of that of the best of the framework's ways, `low` and `high` its interval of
+    95 %; None if nothing was raced. `families` has the number of steps that each kernel family of
+    plantune runs, `framework` the number of those that torch runs.
     """
 
+    headline: str
     call: str
     ratio: float | None
     low: float | None
@@ -51,7 +61,7 @@ class Summary:
         steps = self.ours + self.framework + self.views
         views = f", {_counted(self.views, 'view')}" if self.views else ""
         told = f"{_counted(steps, 'step')}: {kernels}, {self.framework} by torch's{views}"
-        lines = [self.call, *self.notes, told]
+        lines = [self.headline, self.call, *self.notes, told]
         if self.framework_ops:
             ops = _counted(len(self.framework_ops), "op")
             lines.append(f"{ops} for which plantune has no kernels:")
@@ -65,7 +75,38 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" + ("" if count == 1 else "s")
 
 
-def summary_of(plan: Plan, graph: Graph, lines: Mapping[str, str]) -> Summary:
+@dataclass(frozen=True)
+class Runs:
+    """How such calls run now, and why, as `LastCall` says it; `elsewhere` is where the plan's race
+    was on another machine.
+    """
+
+    how: str
+    reason: str
+    elsewhere: bool = False
+
+    @property
+    def runner(self) -> str:
+        return PROGRAM if self.how in BY_PROGRAM else self.how
+
+
+def runs_of(planned: Planned) -> Runs:
+    """How calls of this kind run from now on, and why."""
+    call = planned.call
+    return Runs(call.how, call.reason, elsewhere=planned.stock.match == "compatible")
+
+
+def headline_of(plan: Plan, runs: Runs) -> str:
+    """What runs the plan's call and how fast, in one sentence."""
+    if runs.runner != plan.runner:  # by what calls have shown since, or with frozen weights
+        return Standing(runs.runner).headline(runs.reason)
+    if plan.origin == "predicted":
+        return Standing(runs.runner).headline(PREDICTED)
+    why = NOT_RACED if runs.runner == PROGRAM else NO_RACE
+    return Standing.of(plan.runner, plan.evidence).headline(why)
+
+
+def summary_of(plan: Plan, graph: Graph, lines: Mapping[str, str], runs: Runs) -> Summary:
     """`lines` are those of the user's code by the names of nodes."""
     families = Counter(choice.candidate.family for choice in plan.choices)
     framework, views = families.pop(FRAMEWORK, 0), families.pop(VIEW, 0)
@@ -75,6 +116,7 @@ def summary_of(plan: Plan, graph: Graph, lines: Mapping[str, str]) -> Summary:
         if node.op not in OPS
     )
     return Summary(
+        headline_of(plan, runs),
         f"{plan.problem}: {plan.problem.call_text}",
         _number(plan, "ratio"),
         _number(plan, "ratio_low"),
@@ -83,18 +125,16 @@ def summary_of(plan: Plan, graph: Graph, lines: Mapping[str, str]) -> Summary:
         framework,
         views,
         unknown,
-        tuple(filter(None, _notes(plan))),
+        tuple(_notes(plan, runs)),
     )
 
 
-def _notes(plan: Plan) -> tuple[str | None, ...]:
-    low, high = (_number(plan, name) for name in ("ratio_low", "ratio_high"))
-    ratio = ratio_text(plan.evidence)
-    if ratio is None:
-        ratio = "this plan was not raced; plantune.tune(module, *inputs) searches for one"
-    elif low is not None and high is not None:
-        ratio = f"{ratio} (95 % interval {low:.3f} to {high:.3f})"
-    return ratio, runner_text(plan.runner, plan.evidence), loss_text(plan.evidence)
+def _notes(plan: Plan, runs: Runs) -> list[str]:
+    """The numbers of the plan's race."""
+    details = Standing.of(plan.runner, plan.evidence).details()
+    if runs.runner != plan.runner:
+        details = [f"in the plan's race: {line}" for line in details]
+    return [*details, ELSEWHERE] if details and runs.elsewhere else details
 
 
 def _number(plan: Plan, name: str) -> float | None:

@@ -13,14 +13,13 @@ from plantune.graph import Graph
 from plantune.measure.entrants import PLANTUNE
 from plantune.measure.machine_state import State
 from plantune.measure.race import OURS, Race
-from plantune.measure.timing import Interval, Timing, in_common, joined, ratio_interval
+from plantune.measure.timing import Timing, in_common, joined, ratio_interval
 from plantune.plan import EAGER, FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM, Plan
 from plantune.search.results import StepsSum
 from plantune.space import SearchSpace
+from plantune.standing import CAPTURED, EAGER_RATIO, UNBEATEN, UNBEATEN_RATIO, ratio_evidence
+from plantune.verdict import FASTER, SLOWER, Interval
 
-# On a GPU the framework's own kernels as one graph, which is also what a plan of these kernels is.
-CAPTURED = "cuda-graph"
-EVEN = 1.0
 # The usual factor, either way, between a whole pass and the sum of its steps.
 USUAL_FACTOR = 1.5
 
@@ -39,11 +38,11 @@ class Duel:
     @property
     def is_won(self) -> bool:
         """A tie is not a win: the rival is what runs without plantune."""
-        return self.ratio.high < EVEN
+        return self.ratio.verdict == FASTER
 
     @property
     def is_open(self) -> bool:
-        return self.ratio.low <= EVEN <= self.ratio.high
+        return self.ratio.verdict not in (FASTER, SLOWER)
 
     def and_again(self, other: Duel) -> Duel:
         """The duel with the rounds of a repeated race."""
@@ -71,7 +70,7 @@ def undecided(duels: Duels) -> tuple[str, ...]:
     one of them is clearly faster: then the plan has lost.
     """
     same = [name for name in _ranked(duels) if name in (*LIVE_RUNNERS, CAPTURED)]
-    if any(duels[name].ratio.low > EVEN for name in same):
+    if any(duels[name].ratio.verdict == SLOWER for name in same):
         return ()
     return tuple(name for name in same if duels[name].is_open)
 
@@ -94,14 +93,17 @@ def judged(plan: Plan, duels: Duels, plain: Plan | None = None) -> Plan:
     """The plan with who runs it, live and frozen. `plain`, the framework's kernels as one graph,
     replaces it if it was as good.
     """
-    live = winner(duels, (*LIVE_RUNNERS, CAPTURED))
-    if live == CAPTURED:
-        plan, live = (plan if plain is None else plain), PROGRAM
-        duels = {n: d for n, d in duels.items() if n != CAPTURED} if plain is None else duels
+    runs = live = winner(duels, (*LIVE_RUNNERS, CAPTURED))
+    if live == CAPTURED and plain is None:
+        runs = live = PROGRAM
+        duels = {n: d for n, d in duels.items() if n != CAPTURED}
+    elif live == CAPTURED and plain is not None:
+        plan, live = replace(plain, evidence=_of_captured(duels)), PROGRAM
     frozen = winner(duels, FROZEN_RUNNERS)
     differs = frozen not in (PROGRAM, live)
     plan = replace(plan, runner=live, frozen_runner=frozen if differs else None)
-    return replace(plan, evidence=Attrs({**plan.evidence, **_loss(live, duels)}))
+    told = {**_loss(runs, duels), **_standing(runs, duels)}
+    return replace(plan, evidence=Attrs({**plan.evidence, **told}))
 
 
 def evidence_of(race: Race) -> Attrs:
@@ -137,15 +139,43 @@ def judged_alone(plan: Plan, race: Race, plain: Plan | None = None) -> Plan:
     return judged(replace(plan, evidence=evidence_of(race)), duels_of(race), plain)
 
 
+def _of_captured(duels: Duels) -> Attrs:
+    """What a plan of the framework's kernels as one graph keeps of the race that it won."""
+    ours = duels[CAPTURED].theirs
+    others = {n: Duel(*in_common(ours, d.theirs)) for n, d in duels.items() if n != CAPTURED}
+    best = next(iter(_ranked(others)), None)
+    timings = {PLANTUNE: ours, **{name: duel.theirs for name, duel in others.items()}}
+    return evidence_of(Race(timings, {}, best, None if best is None else others[best].ratio))
+
+
+def _standing(runs: str, duels: Duels) -> dict[str, float | str]:
+    """How what runs compares with eager, and of a plan that does not run a way that it had to beat:
+    what runs in its place, if that is one.
+    """
+    found: dict[str, float | str] = {}
+    if runs != EAGER and EAGER in duels:
+        found |= ratio_evidence(EAGER_RATIO, _beside(runs, EAGER, duels))
+    if runs != PROGRAM:
+        had = [n for n in _ranked(duels) if n in (*LIVE_RUNNERS, CAPTURED) and not duels[n].is_won]
+        name = runs if runs in had or not had else had[0]
+        found |= {UNBEATEN: name, **ratio_evidence(UNBEATEN_RATIO, duels[name].ratio)}
+    return found
+
+
+def _beside(runs: str, other: str, duels: Duels) -> Interval:
+    """What runs by another way, in the rounds that both ran."""
+    ours = duels[other].ours if runs == PROGRAM else duels[runs].theirs
+    return ratio_interval(*in_common(ours, duels[other].theirs))
+
+
 def _loss(runner: str, duels: Duels) -> dict[str, float | str]:
     """By how much torch.compile is faster than what runs now, if it is."""
     found: dict[str, float | str] = {}
     for name in _ranked(duels):
         if not name.startswith(rivals.COMPILED):
             continue
-        ours = duels[name].ours if runner == PROGRAM else duels[runner].theirs
-        ratio = ratio_interval(*in_common(ours, duels[name].theirs))
-        if ratio.low > EVEN:
+        ratio = _beside(runner, name, duels)
+        if ratio.verdict == SLOWER:
             found = {rivals.LOST_TO: name, rivals.LOSS: ratio.ratio}
         break
     return found

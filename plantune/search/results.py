@@ -86,8 +86,8 @@ class Result:
             return None
         text = f"{self.budget_s:g} s were too short to race a plan"
         if self.known is None:
-            return f"{text}: the network runs as it is, which is never slower"
-        return f"{text}: the plan that is used already stays"
+            return f"{text}; the network runs as it is, which is never slower"
+        return f"{text}; the plan that is used already stays"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from plantune.canonical import Attrs
 from plantune.cli import bench, bench_store
 from plantune.errors import ForeignFile
 from plantune.machine import cpu_environment
-from plantune.measure.timing import Interval
 from plantune.measure.ways import baselines_for
 from plantune.plan import Plan
 from plantune.plan_db import database
@@ -25,6 +24,7 @@ from plantune.plan_db.rows import StoredPlan
 from plantune.rivals import Rivals
 from plantune.search import judgement
 from plantune.step_times import StepTimes
+from plantune.verdict import Interval
 
 from .conftest import FakeWorker, Run, object_of
 

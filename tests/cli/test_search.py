@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.errors import DatabaseFull, NoViableCandidate
 from plantune.kernels.family import Candidate
 from plantune.machine import cpu_environment
@@ -119,14 +120,18 @@ def test_the_plan_is_kept_and_told(run: Run, cache: Path) -> None:
     assert data["workload"]["batch"] == 1
     assert (data["measured"], data["rejected"]) == (1, 2)
     assert sum(data["families"].values()) == len(data["plan"]["choices"])
-    progress = "1 of 9 measured, 2 rejected, by steps 3 ms, framework by steps 4 ms"
-    assert f"measuring: {progress}" in result.stderr
+    progress = "best so far about 3 ms, eager about 4 ms, 3 of 9 kernels tried"
+    assert f"trying kernels, 50 s left: {progress}" in result.stderr
 
 
 def test_the_verdict_and_the_plan_are_results(run: Run, cache: Path) -> None:
     result = run("search", "--batch", 1)
+    assert result.stdout.splitlines()[:3] == [
+        "runs as plantune's plan, 2.00 times faster than eager",
+        "2.004 ms a call",
+        "0.500 of eager's time",
+    ]
     for words in (
-        "plantune is faster: 0.500 of torchscript's time (95 % interval",
         f"plan 1 in {cache / 'plans.db'}",
         "next: plantune bench --batch 1",
     ):
@@ -158,14 +163,17 @@ def test_what_a_compiler_would_bring_is_one_line(
 def test_a_plan_that_lost_says_so(
     run: Run, monkeypatch: pytest.MonkeyPatch, plan: Plan, worker: FakeWorker
 ) -> None:
-    monkeypatch.setattr(FakeSearch, "plan", replace(plan, runner="eager"))
-    worker.times_ms = {"plantune": 4.5, "torchscript": 4.0}
+    ratio = {"ratio": 0.98, "ratio_low": 0.95, "ratio_high": 1.02}
+    evidence = Attrs({**ratio, "baseline": "eager", "rivals": "eager,compile-default"})
+    monkeypatch.setattr(FakeSearch, "plan", replace(plan, runner="eager", evidence=evidence))
     result = run("search", "--batch", 1, "--json")
     assert result.exit_code == 0
     assert object_of(result)["runner"] == "eager"
     shown = run("search", "--batch", 1).stdout
-    assert "plantune is slower" in shown
-    assert "not clearly faster than eager, so it runs the network" in shown
+    assert shown.splitlines()[0] == (
+        "runs as eager: no plan was clearly faster (best: 0.980 of its time, 95 % interval 0.950 "
+        "to 1.020)"
+    )
     assert object_of(run("plans", "list", "--json"))["plans"][0]["runner"] == "eager"
     assert "run by eager" in run("plans", "list").stdout
 

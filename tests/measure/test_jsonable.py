@@ -11,9 +11,10 @@ import pytest
 from plantune.jsonable import from_json, to_json
 from plantune.measure.programs import PassCost
 from plantune.measure.race import Detail, Race
-from plantune.measure.timing import Effort, Interval, Timing
+from plantune.measure.timing import Effort, Timing
 from plantune.measure.work import check_and_time, request
 from plantune.outcome import Measured, Outcome, Rejected
+from plantune.verdict import Interval
 
 TIMING = Timing((1.25, 2.5), shared=True)
 DETAIL = Detail("live", 1.0, False, False, {"same": TIMING}, {"fresh": TIMING}, None, 2.0)

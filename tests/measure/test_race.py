@@ -351,7 +351,7 @@ def test_the_headline_is_the_worse_of_same_and_fresh_images(ours, images, best, 
         "a": detail(2.0, 8.0),
         "b": detail(5.0, 4.0),
     }
-    found = race._judged(ways, 0)
+    found = race._judged(ways)
     assert (found.images, found.best_baseline) == (images, best)
     assert found.ratio.ratio == pytest.approx(ratio)
     assert found.timings["a"] == ways["a"].queued[images]

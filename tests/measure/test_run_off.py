@@ -85,7 +85,7 @@ def test_the_ways_that_may_win_run_on_and_the_rest_of_the_time_is_theirs(crowded
     assert rounds["plantune"] == rounds["a"] == rounds["b"] == max(rounds.values())
     assert rounds["slow 5"] < rounds["plantune"] / 2
     assert (crowded.now_us - start) / 1e6 < 1.2 * race.LONGEST * budget_s
-    judged = race._judged(found, 0)
+    judged = race._judged(found)
     assert judged.best_baseline in ("a", "b")
     assert judged.ratio is not None
     assert not judged.ratio.is_wide
@@ -98,7 +98,7 @@ def test_their_interval_mostly_holds_the_true_ratio(monkeypatch: pytest.MonkeyPa
         ways = {"plantune": (10.0, "live"), "a": WAYS["a"], **SLOW}
         ready = {name: entrant(clock, *way) for name, way in ways.items()}
         found = race._timed(ready, Effort(10.0, warm_up_s=0.01), HOST, CPU, True)
-        ratio = race._judged(found, 0).ratio
+        ratio = race._judged(found).ratio
         assert ratio is not None
         held.append(ratio.low < 10 / 12 < ratio.high)
     assert sum(held) >= 17, held

@@ -10,17 +10,19 @@ import pytest
 from plantune.machine import cpu_environment
 from plantune.measure.machine_state import State
 from plantune.measure.race import Detail, Race
-from plantune.measure.timing import Interval, Timing, ratio_interval
+from plantune.measure.timing import Timing, ratio_interval
 from plantune.report.bench import SAMPLES_KEPT, bench_document
 from plantune.report.bench_text import (
     Unit,
     advice,
+    details,
+    headline,
     other_ratios,
     phases_table,
     queued_table,
     single_table,
-    verdict,
 )
+from plantune.verdict import Interval
 
 NOISY = Timing(tuple(1000.0 + 200 * (number % 5) for number in range(30)))
 
@@ -148,14 +150,40 @@ def test_a_race_without_baselines_has_a_document() -> None:
     document = bench_document(ran, cpu_environment(), {})
     assert (document["ratio"], document["interval"]) == (None, None)
     assert single_table(document) is None
-    assert verdict(ran).startswith("there is nothing to compare")
+    assert headline(ran, "program") == "runs as plantune's plan: no baseline ran beside it"
+    assert details(ran, "program") == []
 
 
-def test_the_verdict_names_the_interval() -> None:
+def test_the_headline_and_its_interval_are_of_the_same_numbers() -> None:
     one = flat(1.0)
     ran = Race({"plantune": one, "compile-x": one}, {}, "compile-x", Interval(0.5, 0.4, 0.6))
-    words = "plantune is faster: 0.500 of compile-x's time (95 % interval 0.400 to 0.600)"
-    assert verdict(ran) == words
+    assert headline(ran, "program") == (
+        "runs as plantune's plan, 2.00 times faster than compile-x (the fastest other way)"
+    )
+    told = ["0.500 of compile-x's time, 95 % interval 0.400 to 0.600"]
+    assert details(ran, "program") == told
+
+
+def test_the_headline_compares_with_eager_and_with_the_best() -> None:
+    ran = race(
+        plantune=detail(flat(2.0), flat(2.0)),
+        eager=detail(flat(4.0), flat(4.0)),
+        compiled=detail(flat(1.0), flat(1.0)),
+    )
+    assert headline(ran, "program") == (
+        "runs as plantune's plan, 2.00 times faster than eager, but 2.00 times slower than "
+        "compiled (the fastest other way)"
+    )
+    assert details(ran, "program")[:2] == [
+        "0.500 of eager's time, 95 % interval 0.500 to 0.500",
+        "2.000 of compiled's time, 95 % interval 2.000 to 2.000",
+    ]
+
+
+def test_a_plan_that_eager_runs_is_compared_as_it_runs() -> None:
+    ran = race(plantune=detail(flat(4.0), flat(4.0)), eager=detail(flat(4.0), flat(4.0)))
+    told = "runs as eager, as fast as eager called directly within the noise"
+    assert headline(ran, "eager") == told
 
 
 def test_phases_add_up_to_the_whole_beside_the_peak_of_memory() -> None:
@@ -185,17 +213,23 @@ def test_without_phases_or_memory_there_are_no_columns_for_them(document: dict) 
 
 
 @pytest.mark.parametrize(
-    ("samples", "high", "words"),
+    ("high", "words"),
     [
-        (3, 1.1, "not decided, the time was up after 3 rounds: "),
-        (5, 1.1, "a tie within the noise: "),
-        (5, 1.2, "not decided, times vary too much from round to round: "),
+        (1.1, "as fast as x (the fastest other way) within the noise"),
+        (1.2, "neither clearly faster nor slower than x (the fastest other way)"),
     ],
 )
-def test_too_few_rounds_are_no_tie(samples: int, high: float, words: str) -> None:
-    one = flat(1.0, samples=samples)
-    ran = Race({"plantune": one, "eager": one}, {}, "eager", Interval(1.0, 0.95, high))
-    assert verdict(ran).startswith(words)
+def test_what_varies_too_much_is_no_tie(high: float, words: str) -> None:
+    one = flat(1.0, samples=5)
+    ran = Race({"plantune": one, "x": one}, {}, "x", Interval(1.0, 0.95, high))
+    assert headline(ran, "program") == f"runs as plantune's plan, {words}"
+
+
+def test_too_few_rounds_are_no_tie() -> None:
+    one = flat(1.0, samples=3)
+    ran = race(plantune=detail(one, one), eager=detail(one, one))
+    assert "neither clearly faster nor slower than eager" in headline(ran, "program")
+    assert details(ran, "program")[-1] == "the time was up after 3 rounds"
 
 
 def test_what_decides_nothing_says_why_and_what_to_do() -> None:

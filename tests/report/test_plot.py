@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,39 @@ def test_single_calls_the_date_and_noise_are_drawn(
         assert words in drawn
     assert "4.00 ms (1.333) ~" in drawn
     assert "2.00 ms (0.667) ~" not in drawn
+
+
+def drawn_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p99: float) -> str:
+    """The drawing where the slowest single calls of one way took so many ms."""
+    import matplotlib
+
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
+    rows = [
+        {**row, "latency_ms": {"same": {"p50": row["median_ms"], "p99": row["median_ms"]}}}
+        for row in DOCUMENT["rows"]
+    ]
+    rows[1]["latency_ms"]["same"]["p99"] = p99
+    path = tmp_path / "bench.svg"
+    bar_plot({**DOCUMENT, "rows": rows}, path)
+    return path.read_text(encoding="utf-8")
+
+
+def longest_bar(drawn: str) -> float:
+    """How wide the widest bar is, of the width of the whole drawing."""
+    width = float(re.search(r'width="([\d.]+)pt"', drawn)[1])  # type: ignore[index]
+    corners = re.findall(r'd="M ([\d.]+) [\d.]+ \nL ([\d.]+) [^"]*" clip-path', drawn)
+    return max(abs(float(right) - float(left)) for left, right in corners) / width
+
+
+def test_one_slow_call_does_not_stretch_the_axis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A 99th percentile of 175 ms set the axis, and every bar of 2 to 4 ms vanished."""
+    calm, disturbed = (drawn_with(tmp_path, monkeypatch, p99) for p99 in (4.4, 175.4))
+    assert longest_bar(disturbed) > 0.8 * longest_bar(calm) > 0.2
+    told = ("4.00 ms single, to 175 ms", "an arrow: the whisker is cut off")
+    assert all(text in disturbed for text in told)
+    assert not any(text in calm for text in told)
 
 
 def test_a_search_path_without_matplotlib_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

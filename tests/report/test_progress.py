@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from plantune.report.progress import EVERY_S, ProgressLine, StatusLine, progress_text, waiting
+from plantune import search
+from plantune.report.progress import (
+    EVERY_S,
+    PHASES,
+    ProgressLine,
+    StatusLine,
+    progress_text,
+    waiting,
+)
+from plantune.search.budget import PREPARING
 from plantune.search.results import Progress, StepsSum
 
 BEST, FRAMEWORK = StepsSum(3000.0, 5), StepsSum(4000.0, 9)
@@ -30,21 +41,36 @@ class Clock:
 
 def test_the_text_tells_all() -> None:
     assert progress_text(EVENT) == (
-        "measuring: 3 of 1,200 measured, 1 rejected, best plan 2.9 ms, by steps 3 ms, "
-        "framework by steps 4 ms, 42 s left - stem: gemm"
+        "trying kernels, 42 s left: best so far 2.9 ms, eager about 4 ms, 4 of 1,200 kernels "
+        "tried, now stem: gemm"
     )
 
 
 def test_what_is_not_known_is_left_out() -> None:
     unknown = replace(EVENT, best=StepsSum(), framework=StepsSum(), whole_us=math.inf, detail="")
-    counts = "measuring: 3 of 1,200 measured, 1 rejected"
-    assert progress_text(unknown) == f"{counts}, 42 s left"
-    assert progress_text(replace(unknown, best=BEST)) == f"{counts}, by steps 3 ms, 42 s left"
+    begin, end = "trying kernels, 42 s left: ", "4 of 1,200 kernels tried"
+    assert progress_text(unknown) == f"{begin}{end}"
+    assert progress_text(replace(unknown, best=BEST)) == f"{begin}best so far about 3 ms, {end}"
 
 
-def test_a_sum_says_how_much_of_it_is_estimated() -> None:
+def test_what_is_partly_estimated_is_said_to_be_unsure() -> None:
     text = progress_text(replace(EVENT, framework=StepsSum(4000.0, 9, 7)))
-    assert "by steps 3 ms, framework by steps 4 ms (7 of 9 estimated), 42 s left" in text
+    assert "eager perhaps 4 ms, " in text
+
+
+def test_when_no_time_is_left_it_does_not_promise_any() -> None:
+    assert progress_text(replace(EVENT, seconds_left=0.0)).startswith("trying kernels, time is up:")
+
+
+def test_each_phase_has_words_that_need_no_code() -> None:
+    """Every phase that a search tells of, wherever in the code."""
+    folder = Path(search.__file__).parent
+    code = "\n".join(path.read_text("utf-8") for path in folder.glob("*.py"))
+    told = set(re.findall(r'\.tell\("([a-z ]+)"\)', code))
+    assert {"measuring", "racing", "waiting for others"} <= told
+    assert told | {PREPARING} <= set(PHASES)
+    private = {"measuring", "ranking", "proving", "cover", "candidate", "worker"}
+    assert not [text for text in PHASES.values() if private & set(text.split())]
 
 
 def test_without_a_terminal_a_line_comes_with_a_phase_or_after_some_seconds() -> None:
@@ -60,8 +86,8 @@ def test_without_a_terminal_a_line_comes_with_a_phase_or_after_some_seconds() ->
         clock.now = now
         line(replace(EVENT, phase=phase))
     line.end()
-    phases = [text.partition(":")[0] for text in stream.getvalue().splitlines()]
-    assert phases == ["measuring", "measuring", "ranking"]
+    phases = [text.partition(",")[0] for text in stream.getvalue().splitlines()]
+    assert phases == ["trying kernels", "trying kernels", "comparing whole plans"]
     assert "\r" not in stream.getvalue()
 
 
@@ -77,7 +103,7 @@ def test_on_a_terminal_one_line_is_written_over_and_taken_away(
     assert "\n" not in stream.getvalue()
     first, second, gone, last = stream.getvalue().split("\r")[1:]
     assert len(first) == len(second) == 59
-    assert second.rstrip() == "measuring: 3 of 9 measured, 1 rejected, 42 s left"
+    assert second.rstrip() == "trying kernels, 42 s left: 4 of 9 kernels tried"
     assert gone.strip() == last == ""
 
 

@@ -37,7 +37,7 @@ def test_a_longer_budget_is_advised(given: float, advised: float) -> None:
 def test_what_stays_without_a_race() -> None:
     short = replace(RESULT, budget_s=5.0)
     assert short.unraced == (
-        "5 s were too short to race a plan: the network runs as it is, which is never slower"
+        "5 s were too short to race a plan; the network runs as it is, which is never slower"
     )
     found: Any = object()
     assert "the plan that is used already stays" in str(replace(short, known=found).unraced)

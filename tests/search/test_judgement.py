@@ -9,7 +9,8 @@ from plantune.default_plans import default_plan
 from plantune.measure.entrants import PLANTUNE
 from plantune.measure.race import Race
 from plantune.measure.timing import Timing
-from plantune.search.judgement import CAPTURED, duels_of, judged, repeated, undecided
+from plantune.search.judgement import duels_of, judged, repeated, undecided
+from plantune.standing import CAPTURED, Standing, loss_text
 
 WIDE = (60.0, 140.0, 100.0, 75.0, 125.0, 90.0, 110.0, 100.0)
 
@@ -103,7 +104,7 @@ class TestCompiled:
         found = judged(plan, duels_of(race(plantune=80, eager=100, compile_default=40)))
         assert found.evidence[rivals.LOST_TO] == "compile-default"
         assert found.evidence[rivals.LOSS] == pytest.approx(2.0, rel=0.01)
-        assert rivals.loss_text(found.evidence) == (
+        assert loss_text(found.evidence) == (
             "compile-default was faster: a call takes 2.00 of its time"
         )
 
@@ -115,7 +116,64 @@ class TestCompiled:
     @pytest.mark.parametrize("us", [80, 100])
     def test_a_win_and_a_tie_say_nothing(self, plan, us):
         found = judged(plan, duels_of(race(plantune=80, eager=200, compile_default=us)))
-        assert rivals.loss_text(found.evidence) is None
+        assert loss_text(found.evidence) is None
+
+
+class TestStanding:
+    """What the evidence says of who runs, which is what people read of it."""
+
+    def headline(self, plan, plain=None, **us):
+        found = judged(plan, duels_of(race(**us)), plain)
+        return Standing.of(found.runner, found.evidence).headline()
+
+    def test_a_plan_that_won_is_compared_with_eager(self, plan):
+        told = self.headline(plan, plantune=50, eager=100, torchscript_traced=80)
+        assert told.startswith("runs as plantune's plan, 2.00 times faster than eager")
+
+    def test_another_way_that_runs_is_compared_with_eager_too(self, plan):
+        told = self.headline(plan, plantune=60, eager=100, torchscript_traced=50)
+        assert told.startswith(
+            "runs as torchscript-traced, 2.00 times faster than eager: every plan was slower "
+            "(best: 1.200 of its time"
+        )
+
+    def test_what_varied_decided_nothing(self, plan):
+        told = self.headline(plan, plantune="wide", eager=100)
+        assert told.startswith("runs as eager: times varied too much to show that a plan is faster")
+
+    def test_a_way_that_need_not_be_beaten_is_no_reason(self, plan):
+        """Frozen and compiled ways take no live plan's place."""
+        told = self.headline(plan, plantune=100, eager=100, compile_frozen=20)
+        assert told.startswith("runs as eager: no plan was clearly faster (best: 1.000 of its time")
+
+    def test_a_way_that_varied_as_it_ran_is_not_said_to_be_faster(self, plan):
+        us = {"plantune": 90, "eager": 100, "eager_channels_last": "wide"}
+        assert self.headline(plan, **us).startswith(
+            "runs as eager-channels-last, neither clearly faster nor slower than eager: times "
+            "varied too much to show that a plan is faster (best: 0.901 of its time"
+        )
+
+    def test_a_captured_graph_keeps_the_race_that_it_won(self, plan, graph, space):
+        """It was kept without evidence, as if nothing had been raced."""
+        plain = default_plan(graph, space, network="plain")
+        us = {"plantune": 100, "cuda_graph": 90, "eager": 300, "torchscript_traced": 270}
+        found = judged(plan, duels_of(race(**us)), plain)
+        assert found.evidence["median_ms"] == pytest.approx(0.09, rel=0.01)
+        assert (found.evidence["baseline"], found.evidence["rivals"]) == (
+            "torchscript-traced",
+            "eager,torchscript-traced",
+        )
+        assert found.evidence["ratio"] == pytest.approx(1 / 3, rel=0.01)
+        assert self.headline(plan, plain, **us).startswith(
+            "runs as the framework's kernels in one CUDA graph, 3.33 times faster than eager: "
+            "every plan was slower (best: 1.111 of its time"
+        )
+
+    def test_a_captured_graph_loses_to_torch_compile_by_its_own_time(self, plan, graph, space):
+        plain = default_plan(graph, space, network="plain")
+        us = {"plantune": 200, "cuda_graph": 100, "eager": 300, "compile_default": 50}
+        found = judged(plan, duels_of(race(**us)), plain)
+        assert found.evidence[rivals.LOSS] == pytest.approx(2.0, rel=0.01)
 
 
 class TestAgain:

@@ -27,6 +27,7 @@ from plantune.runtime.module import TunedModule
 from plantune.search.keeping import KeepingDatabase
 from plantune.search.results import Report, Result, Settings, silent
 from plantune.search.session import Manner, Sought, search_plan
+from plantune.warning import warn
 
 # Another search of the same plan may have its whole budget, and some time for what it overruns.
 SLACK_S = 120.0
@@ -67,7 +68,7 @@ def tune(
     plan = None if stored else found.result.plan
     if found.result.unraced:
         text = f"{found.result.unraced}; a second tune goes on from here, or give a longer budget"
-        warnings.warn(text, stacklevel=2)
+        warn(text)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingMode)  # said before the search
         return optimize(module, *example_inputs, plan=plan, **how, **example_kwargs)
@@ -137,7 +138,7 @@ def _database() -> PlanDatabase:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, DatabaseWarning, stacklevel=2)
+    warn(text, DatabaseWarning)
 
 
 @contextmanager

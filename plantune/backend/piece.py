@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,8 +23,9 @@ from plantune.errors import InputMismatch, UnsupportedDevice, UnsupportedModule
 from plantune.graph.arguments import Arguments
 from plantune.graph.lines import lines_of
 from plantune.graph.shadow import DOOR
-from plantune.runtime.framework import UnplannedCall, level_of_caller
+from plantune.runtime.framework import UnplannedCall
 from plantune.runtime.module import TunedModule
+from plantune.warning import warn
 
 
 def name_of(graph: fx.GraphModule) -> str:
@@ -162,7 +162,7 @@ class Piece:
         if not self._is_said:
             self._is_said = True
             text = f"{self.name} ({self.line}): {self.why_not}; the framework runs this piece"
-            warnings.warn(text, UnplannedCall, stacklevel=level_of_caller())
+            warn(text, UnplannedCall)
         return self._eager(*values)
 
 

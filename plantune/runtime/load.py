@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import unwrap
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
-from plantune.errors import UnsupportedModule
+from plantune.errors import PlantuneWarning, UnsupportedModule
 from plantune.graph.arguments import Arguments
 from plantune.graph.nested import leaves, tensors_in
 from plantune.graph.types import TensorType, dtype_name
@@ -27,9 +26,10 @@ from plantune.plan_db.plan_file import PlanFile, read_plan_file
 from plantune.runtime.copies import copied, shared_state
 from plantune.runtime.module import TunedModule
 from plantune.runtime.padding import Padding
+from plantune.warning import warn
 
 
-class TrainingMode(UserWarning):
+class TrainingMode(PlantuneWarning):
     """A module was optimized for inference while it is in training mode."""
 
 
@@ -170,12 +170,11 @@ def optimize(
     )
     classes = {*map(type, module.modules())}
     if mode == "infer" and module.training and any(map(_reads_mode, classes)):
-        warnings.warn(
+        warn(
             f"{type(module).__name__} is in training mode, and mode='infer' keeps it so: dropout "
             "drops, and batch norms use the batch's statistics and move their own; call eval() "
             "before, or give mode='train'",
             TrainingMode,
-            stacklevel=2,
         )
     return tuned
 

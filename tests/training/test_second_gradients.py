@@ -81,8 +81,9 @@ def test_a_penalty_that_comes_later(model, twin, batches, assert_alike):
         x.requires_grad_()
         torch.manual_seed(at)
         if now[0]:
-            with pytest.warns(UnplannedCall, match="double backward"):
+            with pytest.warns(UnplannedCall, match="double backward") as said:
                 value = step(x, x, target)
+            assert said[0].filename == __file__
         else:
             value = step(x, x, target)
         torch.manual_seed(at)

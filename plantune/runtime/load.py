@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from inspect import unwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -24,6 +22,7 @@ from plantune.models.registry import network
 from plantune.plan import Plan
 from plantune.plan_db.plan_file import PlanFile, read_plan_file
 from plantune.runtime.copies import copied, shared_state
+from plantune.runtime.modes import heeds_training
 from plantune.runtime.module import TunedModule
 from plantune.runtime.padding import Padding
 from plantune.warning import warn
@@ -168,8 +167,7 @@ def optimize(
         also=tuple(also),
         padding=padding,
     )
-    classes = {*map(type, module.modules())}
-    if mode == "infer" and module.training and any(map(_reads_mode, classes)):
+    if mode == "infer" and module.training and heeds_training(module):
         warn(
             f"{type(module).__name__} is in training mode, and mode='infer' keeps it so: dropout "
             "drops, and batch norms use the batch's statistics and move their own; call eval() "
@@ -177,23 +175,6 @@ def optimize(
             TrainingMode,
         )
     return tuned
-
-
-def _reads_mode(kind: type) -> bool:
-    """Whether code of such a module asks whether it is training."""
-    own = (each for each in kind.__mro__ if each not in nn.Module.__mro__)
-    return any(_names_mode(value.__code__) for each in own for value in _functions_of(each))
-
-
-def _functions_of(kind: type) -> Iterator[FunctionType]:
-    functions = (value for value in vars(kind).values() if isinstance(value, FunctionType))
-    return (value for value in map(unwrap, functions) if isinstance(value, FunctionType))
-
-
-def _names_mode(code: CodeType) -> bool:
-    """In a function, or in one that is written inside of it."""
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    return "training" in code.co_names or any(map(_names_mode, inner))
 
 
 def _refuse_other_kinds(module: object) -> None:

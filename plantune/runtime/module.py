@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
+from plantune.errors import UnsupportedModule
 from plantune.graph.arguments import Arguments
 from plantune.graph.extract import lines_of
 from plantune.layouts import HOST_MEMORY
@@ -21,6 +22,7 @@ from plantune.runtime.copies import rebind
 from plantune.runtime.form import OF_ALL_MODULES
 from plantune.runtime.framework import LastCall, Options, UnplannedCall, transform_of
 from plantune.runtime.padding import Padding
+from plantune.runtime.signatures import bare, class_for, plain
 from plantune.runtime.stands_in import StandsIn
 from plantune.runtime.stock import Stock
 from plantune.runtime.summary import Summary, summary_of
@@ -68,6 +70,11 @@ class TunedModule(StandsIn):
         self._arguments = (arguments, options, device)
         self._calls = Calls(reference, *self._arguments)
         self._calls.check()
+        self._tell_signature()
+
+    def _tell_signature(self) -> None:
+        """Has `inspect.signature` of this module and of its forward be the reference's."""
+        object.__setattr__(self, "__class__", class_for(type(self), self.reference))
 
     @property
     def plan(self) -> Plan:
@@ -161,12 +168,24 @@ class TunedModule(StandsIn):
         other.__setstate__(state)
         return other
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return bare, (plain(type(self)),), self.__getstate__()
+
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_calls"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._calls = Calls(self.reference, *self._arguments)
+        self._tell_signature()
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What torch.jit.script asks of each module that it is to compile."""
+        raise UnsupportedModule(
+            f"torch.jit.script compiles Python, and a tuned {self._arguments[1].name} runs kernels "
+            "from a plan: give it tuned.reference, or trace the tuned module by torch.jit.trace, "
+            "which records the reference's own operations"
+        )
 
     def extra_repr(self) -> str:
         arguments, options, _ = self._arguments

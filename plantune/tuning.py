@@ -9,12 +9,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
 from torch import nn
 
 from plantune.errors import DamagedDatabase, DatabaseUnavailable, DatabaseWarning
+from plantune.given import is_number, require_flag, require_value
 from plantune.graph.tape import tape_of
 from plantune.machine import arch_of, environment_of
 from plantune.plan import Plan
@@ -56,6 +58,9 @@ def tune(
     """
     for name in {"plan", "pad_to"} & example_kwargs.keys():
         raise TypeError(f"tune takes no {name}: give it to optimize")
+    _require_budget(budget)
+    if progress is not None:
+        require_flag("progress", progress)
     how: dict[str, Any] = {"mode": mode, "frozen": frozen, "fallback": fallback}
     tuned = optimize(module, *example_inputs, **how, **example_kwargs)
     sought, device = sought_for(tuned)
@@ -114,8 +119,7 @@ def search_for(
     user's database. An interrupted search gives its best so far, not stored. Without `baselines`
     the plan races against all of the framework's ways for which there is time.
     """
-    if not (isinstance(budget_s, (int, float)) and budget_s > 0):
-        raise ValueError(f"budget must be a number of seconds above 0, got {budget_s!r}")
+    _require_budget(budget_s)
     manner = Manner(report, _warn, 2 * budget_s + SLACK_S, _undisturbed)
     with closing(_database()) as opened:
         keeping = KeepingDatabase(opened, _warn)
@@ -123,6 +127,11 @@ def search_for(
         result = search_plan(sought, settings, keeping, environment_of(device), manner)
     stored = keeping.plan_id is not None or result.known is not None
     return Searched(result, stored and result.complete)
+
+
+def _require_budget(seconds: object) -> None:
+    fits = is_number(seconds) and 0 < seconds < inf
+    require_value("budget", seconds, "a number of seconds above 0", fits=fits)
 
 
 def _database() -> PlanDatabase:

@@ -17,7 +17,7 @@ import plantune
 ROOT = Path(plantune.__file__).parent
 # Those of one line know nothing of each other.
 ORDER = (
-    "errors scans tolerances",
+    "errors given scans tolerances",
     "warning",
     "blobs canonical distance host layers op_mode outcome products rivals scopes",
     "settings",

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
 from plantune.errors import PlantuneWarning, UnsupportedModule
+from plantune.given import require_flag, require_kind, require_value, require_whole, shown
 from plantune.graph.arguments import Arguments
 from plantune.graph.nested import leaves, tensors_in
 from plantune.graph.types import TensorType, dtype_name
@@ -76,9 +77,10 @@ def load_model(
     and other batches the same kernels, so that an image has the same outputs in each, to the bit:
     PPO's ratio is 1 on fresh data. Where that cannot be, InconsistentPlans warns.
     """
+    _refuse_other_settings(name, in_channels, dtype, parameters, weights)
     batches = _batches(batch)
     spec = network(name)
-    place = _usable(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    place = _usable(_device(device))
     dtype = dtype or DEFAULT_DTYPES[place.type]
     kept = parameters or dtype
     reference = spec.build(in_channels).to(device=place, dtype=kept).train(mode == "train")
@@ -141,9 +143,12 @@ def optimize(
     _refuse_packed(module, (example_inputs, example_kwargs))
     _refuse_lazy(module)
     tensors = tensors_in((example_inputs, example_kwargs))
-    for name, value in {"mode": mode, "plan": plan, "fallback": fallback, "pad_to": pad_to}.items():
+    own_names: dict[str, Any] = {"mode": mode, "plan": plan, "frozen": frozen, "share": share}
+    own_names |= {"consistent": consistent, "fallback": fallback, "pad_to": pad_to}
+    for name, value in own_names.items():
         if isinstance(value, Tensor):
             raise ValueError(f"{name} is optimize's own, got a tensor: give the module's by place")
+    require_flag("share", share)
     if not tensors:
         kinds = ", ".join(type(leaf).__name__ for leaf in leaves((example_inputs, example_kwargs)))
         raise ValueError(
@@ -179,8 +184,7 @@ def optimize(
 
 def _refuse_other_kinds(module: object) -> None:
     if not isinstance(module, nn.Module):
-        got = f"the class {module.__name__}" if isinstance(module, type) else repr(module)
-        raise TypeError(f"optimize takes an nn.Module that is made, got {got}")
+        raise TypeError(f"optimize takes an nn.Module that is made, got {shown(module)}")
     if type(module).__name__ == "OptimizedModule" and hasattr(module, "_orig_mod"):
         raise UnsupportedModule(
             "optimize takes the module as it was before torch.compile: give module._orig_mod"
@@ -209,8 +213,37 @@ def _padding(
 ) -> Padding:
     if mode != "infer":
         raise ValueError("pad_to is for mode='infer': samples added would count in gradients")
-    sizes = (pad_to,) if isinstance(pad_to, int) else tuple(pad_to)
+    wanted = "a whole number of samples, or several"
+    is_one = isinstance(pad_to, int)
+    require_kind("pad_to", pad_to, wanted, fits=is_one or isinstance(pad_to, (tuple, list)))
+    sizes: tuple[int, ...] = (pad_to,) if isinstance(pad_to, int) else tuple(pad_to)
     return Padding.of(module, example, sizes)
+
+
+def _refuse_other_settings(
+    name: object, in_channels: object, dtype: object, parameters: object, weights: object
+) -> None:
+    wanted = "the name of a network (a module of your own is for optimize)"
+    require_kind("name", name, wanted, fits=isinstance(name, str))
+    require_whole("in_channels", in_channels, 1)
+    known = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    for which, value in {"dtype": dtype, "parameters": parameters}.items():
+        if value is not None:
+            wanted = ", ".join(map(str, known))
+            require_kind(which, value, f"one of {wanted}", fits=isinstance(value, torch.dtype))
+            require_value(which, value, f"one of {wanted}", fits=value in known)
+    fits = weights is None or isinstance(weights, (Mapping, str, os.PathLike))
+    require_kind("weights", weights, "a state_dict, or the path of a saved one", fits=fits)
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        wanted = "a torch.device or the name of one, such as 'cpu' or 'cuda:0'"
+        raise ValueError(f"device must be {wanted}, got {shown(device)}") from error
 
 
 def _batches(batch: int | Sequence[int]) -> tuple[int, ...]:
@@ -230,7 +263,11 @@ def _usable(device: torch.device) -> torch.device:
 
 
 def _plan(plan: GivenPlan | None) -> Plan | PlanFile | None:
-    return plan if plan is None or isinstance(plan, Plan) else read_plan_file(Path(plan))
+    if plan is None or isinstance(plan, Plan):
+        return plan
+    wanted = "a plantune.Plan, the path of an exported one, or None"
+    require_kind("plan", plan, wanted, fits=isinstance(plan, (str, os.PathLike)))
+    return read_plan_file(Path(plan))
 
 
 def _state_dict(weights: Weights) -> Mapping[str, Tensor]:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from plantune.errors import UnsupportedModule
+from plantune.given import require_flag, require_one_of
 from plantune.graph.arguments import Arguments
 from plantune.graph.extract import lines_of
 from plantune.layouts import HOST_MEMORY
@@ -60,8 +61,10 @@ class TunedModule(StandsIn):
         padding: Padding | None = None,
     ) -> None:
         super().__init__(reference)
-        _one_of("mode", mode, MODES)
-        _one_of("fallback", fallback, FALLBACKS)
+        require_one_of("mode", mode, MODES)
+        require_one_of("fallback", fallback, FALLBACKS)
+        require_flag("frozen", frozen)
+        require_flag("consistent", consistent)
         if consistent and mode != "train":
             raise ValueError('consistent=True needs mode="train": it is about acting and learning')
         options = Options(
@@ -191,8 +194,3 @@ class TunedModule(StandsIn):
         arguments, options, _ = self._arguments
         calls = " and ".join(each.text() for each in (arguments, *options.also))
         return f"plantune {options.mode} plan for {calls}"
-
-
-def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{what} must be one of {', '.join(known)}, got {value!r}")

@@ -22,7 +22,7 @@ from plantune.training.capturable_update import CapturableUpdate, can_be_capture
 from plantune.training.captured_step import Arguments
 from plantune.training.data_parallel import DataParallel, settings_of
 from plantune.training.device_update import DeviceUpdate, can_update
-from plantune.training.given import refuse_other_kinds
+from plantune.training.given import refuse_other_parts, refuse_other_settings
 from plantune.training.groups import Group
 from plantune.training.loss_pass import LossPass
 from plantune.training.loss_scale import LossScale
@@ -74,14 +74,11 @@ class TrainStep:
         reduce_dtype: torch.dtype | None = None,
         deadline_s: float = 600.0,
     ) -> None:
-        refuse_other_kinds(model, loss, optimizer, micro_batches, autocast)
-        if micro_batches < 1:
-            raise ValueError(f"micro_batches must be 1 or more, got {micro_batches}")
-        if max_norm is not None and not max_norm > 0:
-            raise ValueError(f"max_norm must be positive, got {max_norm}")
+        refuse_other_parts(model, loss, optimizer)
+        others = process_group, reduce_dtype, deadline_s
+        refuse_other_settings(micro_batches, max_norm, scale, autocast, others)
         _refuse_wrappers(model)
         _refuse_others(optimizer)
-        _refuse_scalers(scale)
         self.model = model
         self.loss = loss
         self.optimizer = optimizer
@@ -305,15 +302,6 @@ def _refuse_others(optimizer: Optimizer) -> None:
         raise ValueError(
             "SparseAdam takes sparse gradients alone, and those of a TrainStep are dense: "
             "take Adam, or step the module itself"
-        )
-
-
-def _refuse_scalers(scale: object) -> None:
-    """torch's own moves its scale on the host, after each step."""
-    if scale is not None and not isinstance(scale, LossScale):
-        raise TypeError(
-            f"scale is a plantune.LossScale, got a {type(scale).__name__}; a GradScaler's state "
-            "goes on in one: LossScale().load_state_dict(scaler.state_dict())"
         )
 
 

@@ -1,7 +1,7 @@
 """Runs a plan: memory, program, tuned module. Imports neither the search nor the command line.
 
 - The face: `load`, `module`, `check`, `summary`, `stands_in`, `signatures`,
-  `copies`, `modes`.
+  `copies`, `sharing`, `mirror`, `modes`.
 - A call: `calls` asks `kinds` what runs it, which `choose` decided; `inputs`, `padding`, `vmaps`
   and `autograd` bring it there, `framework`, `runners` and `contest` run what no plan does.
 - A plan made runnable: `schedule`, `loose`, `branches`, `memory_plan`, `binding` and `program`; on

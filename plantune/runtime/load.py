@@ -23,9 +23,11 @@ from plantune.models.registry import network
 from plantune.plan import Plan
 from plantune.plan_db.plan_file import PlanFile, read_plan_file
 from plantune.runtime.copies import copied, shared_state
+from plantune.runtime.mirror import Mirror
 from plantune.runtime.modes import heeds_training
 from plantune.runtime.module import TunedModule
 from plantune.runtime.padding import Padding
+from plantune.runtime.sharing import SharingModule
 from plantune.warning import warn
 
 
@@ -130,7 +132,12 @@ def optimize(
 
     The module itself stays as it is and shares nothing with the copy; with `share` it shares all
     parameters and buffers, so that an update of either, or another tensor in their place, counts in
-    both. Every submodule stays in the training or eval mode that it has; `mode` says only whether
+    both. The copy then follows whatever else changes in the module: submodules, attributes, hooks,
+    pruning, parametrizations, and the modes of parts as long as both are in the same mode as a
+    whole. Prune or parametrize the module, not the copy: that takes parameters out of both, and
+    only the copy follows.
+
+    Every submodule stays in the training or eval mode that it has; `mode` says only whether
     gradients are planned. Parameters keep their strides: on a GPU, filters in channels_last are
     read as they are, others are packed in each pass. For `frozen` and `consistent` see load_model.
     Raises UnsupportedModule if torch cannot trace it.
@@ -155,23 +162,18 @@ def optimize(
             "optimize needs an example of a call, with at least one tensor"
             + (f"; got {kinds}" if kinds else "")
         )
-    own = copied(module, shared_state(module) if share else None)
+    twins = shared_state(module) if share else {}
+    own = copied(module, twins)
     example = Arguments.of(module, example_inputs, example_kwargs)
     padding = None if pad_to is None else _padding(own, example, pad_to, mode)
     first, *also = (example,) if padding is None else padding.calls
-    tuned = TunedModule(
-        own,
-        first,
-        name=type(module).__name__,
-        mode=mode,
-        plan=_plan(plan),
-        fallback=fallback,
-        frozen=frozen,
-        device=_usable(tensors[0].device),
-        consistent=consistent,
-        also=tuple(also),
-        padding=padding,
-    )
+    how: dict[str, Any] = {"name": type(module).__name__, "mode": mode, "plan": _plan(plan)}
+    how |= {"fallback": fallback, "frozen": frozen, "consistent": consistent, "padding": padding}
+    how |= {"device": _usable(tensors[0].device), "also": tuple(also)}
+    if share:
+        tuned: TunedModule = SharingModule(own, first, mirror=Mirror.of(module, twins), **how)
+    else:
+        tuned = TunedModule(own, first, **how)
     if mode == "infer" and module.training and heeds_training(module):
         warn(
             f"{type(module).__name__} is in training mode, and mode='infer' keeps it so: dropout "

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from plantune.errors import BuildError, CudaError, UnsupportedDevice
 from plantune.machine import arch_of
 from plantune.runtime.module import TunedModule
+from plantune.runtime.sharing import SharingModule
 from plantune.space.arch import Arch, load_arch
 from plantune.training.capturable_update import CapturableUpdate, can_be_captured
 from plantune.training.captured_step import Arguments
@@ -206,6 +207,8 @@ class TrainStep:
 
     def _follow_parameters(self) -> None:
         """The parameters of the optimizer's groups that are trained now, wherever they are."""
+        if isinstance(self.model, SharingModule):
+            self.model._follow()  # a replay asks it for nothing
         groups = self.optimizer.param_groups
         found = [p for group in groups for p in group["params"] if p.requires_grad]
         pointers = [p.data_ptr() for p in found]

@@ -19,7 +19,7 @@ from plantune.runtime.form import Frozen, attributes, holds_objects
 from plantune.runtime.live_state import Watched, contents_differ
 
 # nn.Module's own attributes; of these, tables that twins share, and tables with one entry a hook.
-OF_TORCH = frozenset(vars(nn.Module()))
+OF_TORCH = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
 SHARED = ("_parameters", "_buffers")
 HOOKS = tuple(sorted(name for name in OF_TORCH if "_hooks" in name))
 FLAGS = ("_is_full_backward_hook", "_non_persistent_buffers_set")
@@ -120,10 +120,15 @@ class Mirror:
         seen: dict[int, _Seen] = {}
         for part in self.module.modules():
             known = self._seen.get(id(part))
-            if known is None:
-                seen[id(part)] = self._new(part, memo, alike)
-            else:
-                seen[id(part)] = self._moved(known, memo, alike)
+            try:
+                if known is None:
+                    seen[id(part)] = self._new(part, memo, alike)
+                else:
+                    seen[id(part)] = self._moved(known, memo, alike)
+            except UnsupportedModule:
+                raise
+            except Exception as error:
+                raise UnsupportedModule(self._why_not(part, error)) from error
         self._seen, self._watched, self._contents = seen, watched, self._now_inside()
 
     def _new(self, part: nn.Module, memo: dict[int, Any], alike: bool) -> _Seen:
@@ -139,17 +144,15 @@ class Mirror:
         if now.kind is not before.kind:
             object.__setattr__(twin, "__class__", now.kind)
         _bring_children(before, now, memo)
-        try:
-            _bring_attributes(before, now, memo)
-        except Exception as error:
-            raise UnsupportedModule(self._why_not(part, error)) from error
+        _bring_attributes(before, now, memo)
         for name in HOOKS:
             _bring_hooks(before.hooks[name], now.hooks[name], getattr(twin, name), memo)
         for name in SHARED:
             if vars(twin)[name] is not vars(part)[name]:
                 vars(twin)[name] = vars(part)[name]
         for name in FLAGS:
-            vars(twin)[name] = copy.copy(vars(part)[name])
+            if vars(twin)[name] != vars(part)[name]:
+                vars(twin)[name] = copy.copy(vars(part)[name])
         if not alike:
             return replace(now, is_apart=before.is_apart)
         if now.is_apart != before.is_apart:
@@ -158,9 +161,10 @@ class Mirror:
 
     def _why_not(self, part: nn.Module, error: Exception) -> str:
         name = next(name for name, each in self.module.named_modules() if each is part)
+        what = f"self.{name}" if name else "it"
         return (
             f"{type(self.module).__name__} shares its weights with a tuned module, which cannot "
-            f"follow a change of its {name or 'own'} attributes: {error}. Optimize it anew"
+            f"follow a change of {what}: {error}. Take that back, or optimize it anew"
         )
 
 

@@ -188,6 +188,16 @@ class TestSeen:
         prune.remove(module.fc, "weight")
         alike(tuned, module, x)
 
+    @pytest.mark.parametrize("change", [CHANGES["LoRA"], CHANGES["a float"], CHANGES["pruned"]])
+    def test_where_no_plan_is_stored(self, change: Change, module: nn.Module, x: Tensor) -> None:
+        """There the framework runs it, and looks at nothing for many calls."""
+        tuned = optimize(module, x, share=True)
+        for _ in range(8):
+            alike(tuned, module, x)
+        change(module)
+        for _ in range(8):
+            alike(tuned, module, x)
+
     def test_another_dtype(self, tuned: TunedModule, module: nn.Module, x: Tensor) -> None:
         alike(tuned, module, x)
         module.double()

@@ -18,7 +18,7 @@ from plantune.runtime.form import HOOKS as CALLED
 from plantune.runtime.form import Frozen, attributes, holds_objects
 from plantune.runtime.live_state import Watched, contents_differ
 
-# nn.Module's own attributes; of these, tables that twins share, and tables with one entry a hook.
+# What is nn.Module's own and torch.compile's; of it, tables that twins share, and those of hooks.
 OF_TORCH = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
 SHARED = ("_parameters", "_buffers")
 HOOKS = tuple(sorted(name for name in OF_TORCH if "_hooks" in name))

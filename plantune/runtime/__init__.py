@@ -1,6 +1,6 @@
 """Runs a plan: memory, program, tuned module. Imports neither the search nor the command line.
 
-- The face: `load`, `module`, `check`, `summary`, `stands_in`, `signatures`,
+- The face: `load`, `asked`, `module`, `check`, `summary`, `stands_in`, `signatures`,
   `copies`, `sharing`, `mirror`, `modes`.
 - A call: `calls` asks `kinds` what runs it, which `choose` decided; `inputs`, `padding`, `vmaps`
   and `autograd` bring it there, `framework`, `runners` and `contest` run what no plan does.

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
 from plantune.errors import PlantuneWarning, UnsupportedModule
-from plantune.given import require_flag, require_kind, require_value, require_whole, shown
+from plantune.given import require_flag, require_kind, shown
 from plantune.graph.arguments import Arguments
 from plantune.graph.nested import leaves, tensors_in
 from plantune.graph.types import TensorType, dtype_name
@@ -22,6 +22,7 @@ from plantune.models.computing import computing_in
 from plantune.models.registry import network
 from plantune.plan import Plan
 from plantune.plan_db.plan_file import PlanFile, read_plan_file
+from plantune.runtime.asked import device_named, refuse_other_settings, refuse_tensors
 from plantune.runtime.copies import copied, shared_state
 from plantune.runtime.mirror import Mirror
 from plantune.runtime.modes import heeds_training
@@ -79,10 +80,10 @@ def load_model(
     and other batches the same kernels, so that an image has the same outputs in each, to the bit:
     PPO's ratio is 1 on fresh data. Where that cannot be, InconsistentPlans warns.
     """
-    _refuse_other_settings(name, in_channels, dtype, parameters, weights)
+    refuse_other_settings(name, in_channels, dtype, parameters, weights)
     batches = _batches(batch)
     spec = network(name)
-    place = _usable(_device(device))
+    place = _usable(device_named(device))
     dtype = dtype or DEFAULT_DTYPES[place.type]
     kept = parameters or dtype
     reference = spec.build(in_channels).to(device=place, dtype=kept).train(mode == "train")
@@ -152,9 +153,7 @@ def optimize(
     tensors = tensors_in((example_inputs, example_kwargs))
     own_names: dict[str, Any] = {"mode": mode, "plan": plan, "frozen": frozen, "share": share}
     own_names |= {"consistent": consistent, "fallback": fallback, "pad_to": pad_to}
-    for name, value in own_names.items():
-        if isinstance(value, Tensor):
-            raise ValueError(f"{name} is optimize's own, got a tensor: give the module's by place")
+    refuse_tensors(own_names)
     require_flag("share", share)
     if not tensors:
         kinds = ", ".join(type(leaf).__name__ for leaf in leaves((example_inputs, example_kwargs)))
@@ -220,32 +219,6 @@ def _padding(
     require_kind("pad_to", pad_to, wanted, fits=is_one or isinstance(pad_to, (tuple, list)))
     sizes: tuple[int, ...] = (pad_to,) if isinstance(pad_to, int) else tuple(pad_to)
     return Padding.of(module, example, sizes)
-
-
-def _refuse_other_settings(
-    name: object, in_channels: object, dtype: object, parameters: object, weights: object
-) -> None:
-    wanted = "the name of a network (a module of your own is for optimize)"
-    require_kind("name", name, wanted, fits=isinstance(name, str))
-    require_whole("in_channels", in_channels, 1)
-    known = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    for which, value in {"dtype": dtype, "parameters": parameters}.items():
-        if value is not None:
-            wanted = ", ".join(map(str, known))
-            require_kind(which, value, f"one of {wanted}", fits=isinstance(value, torch.dtype))
-            require_value(which, value, f"one of {wanted}", fits=value in known)
-    fits = weights is None or isinstance(weights, (Mapping, str, os.PathLike))
-    require_kind("weights", weights, "a state_dict, or the path of a saved one", fits=fits)
-
-
-def _device(device: torch.device | str | None) -> torch.device:
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        wanted = "a torch.device or the name of one, such as 'cpu' or 'cuda:0'"
-        raise ValueError(f"device must be {wanted}, got {shown(device)}") from error
 
 
 def _batches(batch: int | Sequence[int]) -> tuple[int, ...]:

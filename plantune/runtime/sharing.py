@@ -41,7 +41,7 @@ class SharingModule(TunedModule):
             self._share()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not is_dynamo_compiling():  # which runs `forward` as it is
+        if not is_dynamo_compiling():  # Dynamo leaves the call below to Python, which follows
             self._follow()
         return super().__call__(*args, **kwargs)
 

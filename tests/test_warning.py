@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -103,6 +104,14 @@ class Calls:
     @staticmethod
     def compiled(tuned: Any) -> None:
         torch.compile(tuned, backend="eager")(OTHER)  # here
+
+    @staticmethod
+    def in_ddp(tuned: Any) -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            nn.parallel.DistributedDataParallel(tuned)(OTHER)  # here
+        finally:
+            dist.destroy_process_group()
 
     @staticmethod
     def in_a_thread(tuned: Any) -> None:

@@ -11,10 +11,11 @@ import hashlib
 import os
 import stat
 import tempfile
-import warnings
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+from plantune.warning import warn
 
 CHECKSUM_BYTES = 32
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -105,7 +106,6 @@ def _close_to_others(folder: Path) -> None:
 @cache
 def _warn_once(reason: str) -> None:
     how = "set PLANTUNE_CACHE_DIR to a folder of your own"
-    warnings.warn(
+    warn(
         f"compiled kernels are not kept, each process compiles them again: {reason}; {how}",
-        stacklevel=4,
     )

@@ -219,7 +219,11 @@ class RanksDiffer(PlantuneError, RuntimeError):
     """The processes of a group do not train the same, or one of them has failed."""
 
 
-class DatabaseWarning(UserWarning):
+class PlantuneWarning(UserWarning):
+    """Base of every warning of plantune's."""
+
+
+class DatabaseWarning(PlantuneWarning):
     """The plan database is not as it should be; plantune goes on."""
 
 

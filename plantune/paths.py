@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-import warnings
 from functools import cache
 from pathlib import Path
 
 from plantune.errors import PlantuneError
+from plantune.warning import warn
 
 PACKAGE_FOLDER = Path(__file__).resolve().parent
 
@@ -69,10 +69,9 @@ def team_plans() -> tuple[Path, ...]:
 @cache
 def _folder_of_process(why: str) -> Path:
     folder = tempfile.TemporaryDirectory(prefix="plantune-")
-    warnings.warn(
+    warn(
         f"the cache folder cannot be written ({why}): plans are not kept, and kernels in "
         f"{folder.name} until the process ends; name another folder by PLANTUNE_CACHE_DIR",
-        stacklevel=3,
     )
     _kept.append(folder)
     return Path(folder.name)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from plantune.errors import (
     DatabaseWarning,
     PlantuneError,
 )
+from plantune.given import is_number, require_flag, require_value
 from plantune.graph.tape import tape_of
 from plantune.machine import arch_of, environment_of
 from plantune.plan import Plan
@@ -33,6 +35,7 @@ from plantune.runtime.summary import headline_of, runs_of
 from plantune.search.keeping import KeepingDatabase
 from plantune.search.results import Report, Result, Settings, silent
 from plantune.search.session import Manner, Sought, search_plan
+from plantune.warning import warn
 
 # Another search of the same plan may have its whole budget, and some time for what it overruns.
 SLACK_S = 120.0
@@ -62,6 +65,9 @@ def tune(
     """
     for name in {"plan", "pad_to"} & example_kwargs.keys():
         raise TypeError(f"tune takes no {name}: give it to optimize")
+    _require_budget(budget)
+    if progress is not None:
+        require_flag("progress", progress)
     how: dict[str, Any] = {"mode": mode, "frozen": frozen, "fallback": fallback}
     tuned = optimize(module, *example_inputs, **how, **example_kwargs)
     sought, device = sought_for(tuned)
@@ -74,7 +80,7 @@ def tune(
     plan = None if stored else found.result.plan
     if found.result.unraced:
         text = f"{found.result.unraced}; a second tune goes on from here, or give a longer budget"
-        warnings.warn(text, stacklevel=2)
+        warn(text)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingMode)  # said before the search
         tuned = optimize(module, *example_inputs, plan=plan, **how, **example_kwargs)
@@ -132,8 +138,7 @@ def search_for(
     user's database. An interrupted search gives its best so far, not stored. Without `baselines`
     the plan races against all of the framework's ways for which there is time.
     """
-    if not (isinstance(budget_s, (int, float)) and budget_s > 0):
-        raise ValueError(f"budget must be a number of seconds above 0, got {budget_s!r}")
+    _require_budget(budget_s)
     manner = Manner(report, _warn, 2 * budget_s + SLACK_S, _undisturbed)
     with closing(_database()) as opened:
         keeping = KeepingDatabase(opened, _warn)
@@ -141,6 +146,11 @@ def search_for(
         result = search_plan(sought, settings, keeping, environment_of(device), manner)
     stored = keeping.plan_id is not None or result.known is not None
     return Searched(result, stored and result.complete)
+
+
+def _require_budget(seconds: object) -> None:
+    fits = is_number(seconds) and 0 < seconds < inf
+    require_value("budget", seconds, "a number of seconds above 0", fits=fits)
 
 
 def _database() -> PlanDatabase:
@@ -156,7 +166,7 @@ def _database() -> PlanDatabase:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, DatabaseWarning, stacklevel=2)
+    warn(text, DatabaseWarning)
 
 
 @contextmanager

@@ -17,8 +17,9 @@ import plantune
 ROOT = Path(plantune.__file__).parent
 # Those of one line know nothing of each other.
 ORDER = (
-    "scans tolerances verdict",
-    "blobs canonical distance errors host layers op_mode outcome products rivals scopes",
+    "errors given scans tolerances verdict",
+    "warning",
+    "blobs canonical distance host layers op_mode outcome products rivals scopes",
     "settings standing",
     "files generators jsonable models paths",
     "build_log graph space",

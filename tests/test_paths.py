@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from plantune.errors import PlantuneWarning
 from plantune.paths import cache_folder, team_plans
 
 
@@ -47,8 +48,10 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_reason(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    with pytest.warns(UserWarning, match="file/cache: Not a directory.*name another folder"):
+    why = "file/cache: Not a directory.*name another folder"
+    with pytest.warns(PlantuneWarning, match=why) as said:
         folder = cache_folder()
+    assert said[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert cache_folder() == folder  # it is said once

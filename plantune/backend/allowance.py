@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from plantune.canonical import digest
-from plantune.errors import ForeignFile, PlantuneError
+from plantune.errors import ForeignFile, PlantuneError, PlantuneWarning
 from plantune.files import read_regular, write_whole
 from plantune.kernels.registry import estimate_us
 from plantune.machine import environment_of
 from plantune.paths import cache_folder
 from plantune.plan import candidates_by_step, check_plan
-from plantune.runtime.framework import level_of_caller
 from plantune.runtime.module import TunedModule
 from plantune.runtime.stock import Stock, device_of
+from plantune.warning import warn
 
 SIZE_LIMIT_BYTES = 64
 
@@ -59,7 +58,7 @@ LEAST_S = 2.0
 Search = Callable[[TunedModule, Stock, float], None]
 
 
-class SearchEnded(UserWarning):
+class SearchEnded(PlantuneWarning):
     """A search for a piece failed; it runs as before."""
 
 
@@ -111,7 +110,7 @@ class Allowance:
                     self._search(waiting.tuned, waiting.stock, seconds)
                 except PlantuneError as error:
                     text = f"{waiting.stock.plan.problem}: the search ended early: {error}"
-                    warnings.warn(text, SearchEnded, stacklevel=level_of_caller())
+                    warn(text, SearchEnded)
                 remember(key, before + seconds)
         waiting.forget()
 

@@ -8,14 +8,32 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from plantune.graph.nested import tensors_in
+
 # What two views of larger memory have in common is not looked for.
 MOST_ELEMENTS = 1 << 22
+# Why such a graph is left to torch, of which nothing is said: that is the fastest way.
+SCALARS = "it computes single numbers from single numbers, and a plan takes longer than that"
 DETACH = (torch.detach, torch.Tensor.detach, torch.ops.aten.detach.default)
 
 
 def why_not(graph: fx.GraphModule) -> str | None:
     """Why such a graph cannot run from a plan, whatever its ops are."""
+    if has_scalars_alone(graph):
+        return SCALARS
     return _why_shared(graph) or _why_numbers(graph)
+
+
+def has_scalars_alone(graph: fx.GraphModule) -> bool:
+    """Whether no tensor in it, read, computed or returned, has more than one element."""
+    return all(map(_is_of_scalars, graph.graph.nodes))
+
+
+def _is_of_scalars(node: fx.Node) -> bool:
+    if node.op == "output" or "example_value" not in node.meta:
+        return node.op != "get_attr"  # what is no value, such as the end of a scope, is none
+    made = tensors_in(node.meta["example_value"])
+    return all(tensor.layout == torch.strided and _number(tensor.numel()) == 1 for tensor in made)
 
 
 def detached(graph: fx.GraphModule) -> dict[int, int]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plantune.backend.allowance import Allowance
+from plantune.given import is_number, require_kind, require_one_of, require_value
 from plantune.runtime.module import TunedModule
 from plantune.runtime.stock import Stock
 
@@ -20,10 +21,12 @@ def allowance_of(mode: str | None, options: Mapping[str, Any] | None) -> Allowan
 
     Raises ValueError for a mode or an option that is not known.
     """
-    if mode is not None and mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+    if mode is not None:
+        require_one_of("mode", mode, MODES)
     if options is None:
         return _NONE
+    wanted = "a dict such as {'budget': 60}"
+    require_kind("options", options, wanted, fits=isinstance(options, Mapping))
     known = _allowances.get(id(options))
     if known is None:
         known = _allowances[id(options)] = options, Allowance(_seconds(options), search)
@@ -31,12 +34,12 @@ def allowance_of(mode: str | None, options: Mapping[str, Any] | None) -> Allowan
 
 
 def _seconds(options: Mapping[str, Any]) -> float:
-    unknown = sorted(set(options) - {*KNOWN})
+    unknown = sorted(map(str, set(options) - {*KNOWN}))
     if unknown:
         raise ValueError(f"unknown options: {', '.join(unknown)}; known: {', '.join(KNOWN)}")
     seconds = options.get("budget", 0.0)
-    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
-        raise ValueError(f"budget must be a number of seconds, 0 or more, got {seconds!r}")
+    fits = is_number(seconds) and 0 <= seconds < math.inf
+    require_value("budget", seconds, "a number of seconds, 0 or more", fits=fits)
     return float(seconds)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,13 +18,14 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from plantune.backend.allowance import Allowance
 from plantune.backend.captured import Captured, Code, Inputs
-from plantune.backend.limits import detached, why_not
+from plantune.backend.limits import SCALARS, detached, why_not
 from plantune.errors import InputMismatch, UnsupportedDevice, UnsupportedModule
 from plantune.graph.arguments import Arguments
 from plantune.graph.lines import lines_of
 from plantune.graph.shadow import DOOR
-from plantune.runtime.framework import UnplannedCall, level_of_caller
+from plantune.runtime.framework import UnplannedCall
 from plantune.runtime.module import TunedModule
+from plantune.warning import warn
 
 
 def name_of(graph: fx.GraphModule) -> str:
@@ -74,7 +74,8 @@ class Piece:
     """Takes all inputs of the graph, parameters and buffers too: Dynamo calls one piece for all
     modules of the same code.
 
-    `why_not` says why the framework runs it, None if plans do.
+    `why_not` says why the framework runs it, None if plans do. Its first call warns of that, unless
+    it computes scalars alone.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Piece:
         self._calls = 0
         self._lock, self._allowance = threading.Lock(), allowance
         self.why_not = why_not(graph)
-        self._is_said = False
+        self._is_said = self.why_not is SCALARS
         self._number = next(_numbers)
         _alive.add(self)
 
@@ -163,7 +164,7 @@ class Piece:
         if not self._is_said:
             self._is_said = True
             text = f"{self.name} ({self.line}): {self.why_not}; the framework runs this piece"
-            warnings.warn(text, UnplannedCall, stacklevel=level_of_caller())
+            warn(text, UnplannedCall)
         return self._eager(*values)
 
 

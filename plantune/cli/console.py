@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import click
 
-from plantune.errors import DatabaseWarning
+from plantune.errors import PlantuneWarning
 from plantune.files import require_replaceable, write_whole
 from plantune.report.tables import table
 
@@ -122,8 +122,7 @@ def shown_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.resetwarnings()
         warnings.simplefilter("ignore")
-        warnings.filterwarnings("default", category=DatabaseWarning)
-        warnings.filterwarnings("default", category=UserWarning, module=r"plantune\.")
+        warnings.filterwarnings("default", category=PlantuneWarning)
         warnings.showwarning = _show
         yield
 

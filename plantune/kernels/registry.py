@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import warnings
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from importlib.metadata import entry_points
@@ -22,6 +21,7 @@ from plantune.kernels.chips import measured_arch
 from plantune.kernels.family import AnyFamily, Candidate
 from plantune.settings import extra_families
 from plantune.space import Arch, SearchSpace
+from plantune.warning import warn
 
 ENTRY_POINTS = "plantune.families"
 # How many families' candidates of a step are remembered.
@@ -59,10 +59,9 @@ def installed_families() -> Mapping[str, AnyFamily]:
             family = entry.load()
         except (ImportError, AttributeError) as error:
             package = entry.dist.name if entry.dist else "a package"
-            warnings.warn(
+            warn(
                 f"{package}: its kernel family {entry.value!r} cannot be imported and is left out: "
                 f"{error}",
-                stacklevel=2,
             )
         else:
             found[family.name] = family

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -28,10 +29,6 @@ class _Casting(nn.Module):
     kind: type[nn.Module]
     computes_in: torch.dtype
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with _cast(self, self.computes_in):
-            return super().forward(*args, **kwargs)
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _empty, (self.kind, self.computes_in), self.__dict__
 
@@ -39,8 +36,20 @@ class _Casting(nn.Module):
 def _class_of(kind: type[nn.Module], dtype: torch.dtype) -> type[nn.Module]:
     if (kind, dtype) not in _classes:
         told = {"kind": kind, "computes_in": dtype, "__module__": kind.__module__}
+        told["forward"] = _casting(kind.forward)
         _classes[kind, dtype] = type(kind.__name__, (_Casting, kind), told)
     return _classes[kind, dtype]
+
+
+def _casting(function: Any) -> Any:
+    """Takes what the network's own forward takes, and says so."""
+
+    @wraps(function)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _cast(self, self.computes_in):
+            return function(self, *args, **kwargs)
+
+    return forward
 
 
 def _empty(kind: type[nn.Module], dtype: torch.dtype) -> nn.Module:

@@ -6,7 +6,6 @@ import fcntl
 import os
 import sqlite3
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from plantune.plan_db.rows import (
 )
 from plantune.plan_db.soundness import fault_of
 from plantune.plan_db.transactions import immediate, primary_code, translated
+from plantune.warning import warn
 
 
 @dataclass(frozen=True)
@@ -235,4 +235,4 @@ def dated(path: Path, word: str) -> Path:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, errors.DatabaseWarning, stacklevel=4)
+    warn(message, errors.DatabaseWarning)

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import sqlite3
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from plantune.errors import DamagedRow, InvalidPlan
 from plantune.machine import Environment
 from plantune.plan import Plan
 from plantune.problem import PROBLEM_FIELDS, Problem
+from plantune.warning import warn
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -216,11 +216,10 @@ def read(
         except FAULTS as error:
             faults.append(str(error))
     if faults:
-        warnings.warn(
+        warn(
             f"{_place(connection)}: {len(faults)} of the rows in {table} cannot be used and "
             f"are ignored; the first: {faults[0]:.200}",
             DamagedRow,
-            stacklevel=3,
         )
     return values
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import warnings
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -19,6 +18,7 @@ from plantune.paths import data_folder, database_path, team_plans
 from plantune.plan_db import rows
 from plantune.plan_db.team import FAULTS, from_file, plans_of
 from plantune.problem import Problem
+from plantune.warning import warn
 
 WAIT_S = 2.0
 # CPUs differ more than the GPUs of an arch do: a search begins from what is shipped for them.
@@ -102,4 +102,4 @@ def _find_in(
 
 
 def _warn_of(path: Path, fault: str) -> None:
-    warnings.warn(f"{path}: its plans cannot be read: {fault}", DatabaseWarning, stacklevel=4)
+    warn(f"{path}: its plans cannot be read: {fault}", DatabaseWarning)

@@ -1,6 +1,7 @@
 """Runs a plan: memory, program, tuned module. Imports neither the search nor the command line.
 
-- The face: `load`, `module`, `check`, `summary`, `stands_in`, `copies`.
+- The face: `load`, `asked`, `module`, `check`, `summary`, `stands_in`, `signatures`,
+  `copies`, `sharing`, `mirror`, `modes`.
 - A call: `plain_calls` answers those like the last one; of others `calls` asks `kinds` what runs
   them, which `choose` decided; `inputs`, `padding`, `vmaps` and `autograd` bring them there,
   `framework`, `runners` and `contest` run what no plan does.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from dataclasses import replace
 from weakref import WeakSet
 
@@ -29,6 +28,7 @@ from plantune.runtime.recheck import recheck
 from plantune.runtime.stock import Stock, device_of
 from plantune.space.search_space import SearchSpace
 from plantune.standing import loss_text
+from plantune.warning import warn
 from plantune.workload import Workload
 
 log = logging.getLogger(__name__)
@@ -51,15 +51,15 @@ UNPLANNED = {"cpu": EAGER, "cuda": PROGRAM}
 SLOWER = "they were quicker than plantune's in a race"
 
 
-class NoStoredPlan(UserWarning):
+class NoStoredPlan(errors.PlantuneWarning):
     """A known network runs from no plan that was measured."""
 
 
-class PredictedPlan(UserWarning):
+class PredictedPlan(errors.PlantuneWarning):
     """A plan was predicted for this kind of GPU, and never measured."""
 
 
-class LosingPlan(UserWarning):
+class LosingPlan(errors.PlantuneWarning):
     """torch.compile was faster than a plan in the race that it was stored with."""
 
 
@@ -187,7 +187,7 @@ class Finder:
         stock.match = found.match
         _tell_of_loss(found.plan, self._options.fallback)
         if found.plan.origin == "predicted":
-            warnings.warn(_predicted(found.plan.problem), PredictedPlan, stacklevel=3)
+            warn(_predicted(found.plan.problem), PredictedPlan)
         return stock
 
     def _attempt(self, plan: Plan) -> Stock | str:
@@ -260,7 +260,7 @@ def _without_plan(text: str, fallback: str) -> None:
     if fallback == "error":
         raise errors.NoPlan(text)
     if fallback == "warn":
-        warnings.warn(text, NoStoredPlan, stacklevel=4)
+        warn(text, NoStoredPlan)
 
 
 def _tell_of_loss(plan: Plan, fallback: str) -> None:
@@ -269,8 +269,7 @@ def _tell_of_loss(plan: Plan, fallback: str) -> None:
     if text is None or fallback == "silent" or plan.digest in _told:
         return
     _told.add(plan.digest)
-    warnings.warn(
+    warn(
         f"{plan.problem}: {text}; `plantune search` may find a faster plan",
         LosingPlan,
-        stacklevel=2,
     )

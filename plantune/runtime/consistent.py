@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from plantune.errors import PlantuneError
+from plantune.errors import PlantuneError, PlantuneWarning
 from plantune.graph import Attrs, Graph
 from plantune.plan import PROGRAM, Plan, check_plan
 from plantune.problem import Problem
@@ -16,11 +15,12 @@ from plantune.runtime.draws import drawn_inputs
 from plantune.runtime.stock import Stock
 from plantune.runtime.torch_internals import is_capturing
 from plantune.space import SearchSpace
+from plantune.warning import warn
 
 PRODUCTS = ("conv2d", "matmul")
 
 
-class InconsistentPlans(UserWarning):
+class InconsistentPlans(PlantuneWarning):
     """Two calls of a module do not compute the same bits for one image."""
 
 
@@ -105,8 +105,7 @@ def _apart(a: Tensor, b: Tensor) -> float | None:
 
 
 def tell(name: str, why: str) -> None:
-    warnings.warn(
+    warn(
         f"{name}: acting and learning do not compute the same bits: {why}",
         InconsistentPlans,
-        stacklevel=2,
     )

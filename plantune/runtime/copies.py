@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from plantune.errors import UnsupportedModule
@@ -72,8 +73,14 @@ def _computed(module: nn.Module) -> dict[int, Any]:
 
 def shared_state(module: nn.Module) -> dict[int, Any]:
     """A memo with which a copy of the module has its parameters and buffers, and the very tables
-    that hold them: what is put into these is there for both.
+    that hold them: what is put into these is there for both. Raises UnsupportedModule where copies
+    cannot share them.
     """
+    if any(isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
+        raise UnsupportedModule(
+            f"{type(module).__name__} cannot share its weights: copies of what TorchScript made "
+            "have their own. Give the module that was scripted or traced"
+        )
     shared = [*module.parameters(), *module.buffers()]
     tables = [table for child in module.modules() for table in (child._parameters, child._buffers)]
     return {id(kept): kept for kept in (*shared, *tables)}
@@ -85,6 +92,15 @@ def rebind(module: nn.Module, memo: dict[int, Any]) -> None:
         for name, value in vars(child).items():
             if isinstance(value, FunctionType):
                 vars(child)[name] = _copied(value, memo)
+
+
+def copied_value(value: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy of what an attribute or a table of hooks holds, made as `copied` does."""
+    if isinstance(value, Tensor) and not value.is_leaf and id(value) not in memo:
+        return value.detach().clone()  # the last call left it there
+    if type(value) in LOCKS:
+        return LOCKS[type(value)]()
+    return _copied(value, memo) if callable(value) else copy.deepcopy(value, memo)
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:

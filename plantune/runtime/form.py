@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from gc import get_referents
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, get_default_dtype, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from plantune.runtime import epoch
-from plantune.runtime.live_state import HeldTensors, Watched
+from plantune.runtime.live_state import HeldTensors, Watched, contents_differ
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Torch's hooks for every module of the process.
@@ -37,9 +37,7 @@ class Form:
     def __init__(self, module: nn.Module, tensors: HeldTensors) -> None:
         modules = tuple(module.modules())
         hooks = [*(getattr(m, kind) for m in modules for kind in HOOKS), *OF_ALL_MODULES]
-        self._watched = Watched(
-            [*map(_attributes, modules), *(m._modules for m in modules), *hooks]
-        )
+        self._watched = Watched([*map(attributes, modules), *(m._modules for m in modules), *hooks])
         self.tensors = tensors
         # What runs the module in this form, by what gets a gradient.
         self.kept: dict[Any, Any] = {}
@@ -48,7 +46,7 @@ class Form:
         self._moves = tensors.moves
         # Of what a forward makes of Python's numbers.
         self._default_dtype = get_default_dtype()
-        values = _Frozen()
+        values = Frozen()
         self.key = (*_structure(modules, values), _types(modules), self._default_dtype)
         self._containers = values.containers
         self._contents = [*chain.from_iterable(self._containers)]
@@ -79,7 +77,7 @@ class Form:
         held, mine, default_dtype = self.tensors, self._watched, self._default_dtype
         snapshot = held.snapshot
         in_place, others, containers = snapshot.in_place, snapshot.watched, self._containers
-        contents, chained = self._contents, chain.from_iterable
+        contents = self._contents
         seen, is_counted = -1, mine.is_counted and others.is_counted
         if held.moves != self._moves:
             return _never
@@ -94,12 +92,12 @@ class Form:
                     return False
                 if is_counted:
                     seen = count
-            return in_place() and (not containers or _are(chained(containers), contents))
+            return in_place() and (not containers or not contents_differ(containers, contents))
 
         return is_same
 
     def _contents_changed(self) -> bool:
-        return not _are(chain.from_iterable(self._containers), self._contents)
+        return contents_differ(self._containers, self._contents)
 
     def trained(self) -> tuple[bool, ...]:
         """Of each parameter, whether it requires a gradient now."""
@@ -125,15 +123,6 @@ class Form:
         return found
 
 
-def _are(items: Iterable[Any], before: list[Any]) -> bool:
-    """Whether they are the very ones of before."""
-    try:
-        now = [*items]
-    except RuntimeError:  # Another thread is changing what they are in.
-        return False
-    return len(now) == len(before) and all(map(is_, now, before))
-
-
 def _never() -> bool:
     return False
 
@@ -144,7 +133,7 @@ def leading(module: nn.Module) -> Tensor | None:
     return next(chain(module.parameters(), buffers), None)
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
+def attributes(module: nn.Module) -> dict[str, Any]:
     """The dict of a module's attributes, as one that can be watched: Python 3.13 keeps the values
     in the object itself at first, and reports no changes there.
     """
@@ -167,7 +156,7 @@ def _why_not(modules: tuple[nn.Module, ...], hooks: list[Any]) -> str | None:
     return None
 
 
-def _structure(modules: tuple[nn.Module, ...], values: _Frozen) -> Iterator[object]:
+def _structure(modules: tuple[nn.Module, ...], values: Frozen) -> Iterator[object]:
     """Class, submodules and attributes of each module."""
     places = {id(module): index for index, module in enumerate(modules)}
     for module in modules:
@@ -184,7 +173,7 @@ def _types(modules: tuple[nn.Module, ...]) -> tuple[object, ...]:
     return tuple((key, t.shape, t.dtype, order.setdefault(id(t), len(order))) for key, t in named)
 
 
-class _Frozen:
+class Frozen:
     """Attributes as hashable values, and the mutable containers that were found among them."""
 
     def __init__(self) -> None:
@@ -216,6 +205,13 @@ class _Frozen:
 
 def _is_numpy_scalar(kind: type) -> bool:
     return any(base.__module__ == "numpy" and base.__name__ == "generic" for base in kind.__mro__)
+
+
+def holds_objects(frozen: object) -> bool:
+    """Whether part of such a value is an object that is compared by identity."""
+    if isinstance(frozen, tuple):
+        return any(map(holds_objects, frozen))
+    return isinstance(frozen, _Same)
 
 
 class _Same:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from plantune.cuda.workspaces import foreign_dispatch_modes
-from plantune.errors import InputMismatch
+from plantune.errors import InputMismatch, PlantuneWarning
 from plantune.graph.arguments import Arguments
 from plantune.plan import Plan
 from plantune.plan_db.plan_file import PlanFile
@@ -28,23 +27,10 @@ from plantune.runtime.torch_internals import (
     tracing_state,
 )
 from plantune.settings import is_disabled, is_logging
-
-WAY_OF_A_CALL = (
-    "plantune.backend.piece",
-    "torch._dynamo.eval_frame",
-    "plantune.runtime.framework",
-    "plantune.runtime.calls",
-    "plantune.runtime.kinds",
-    "plantune.runtime.module",
-    "plantune.training.loss_pass",
-    "plantune.training.models",
-    "plantune.training.replays",
-    "plantune.training.step",
-    "torch.nn.modules.module",
-)
+from plantune.warning import warn
 
 
-class UnplannedCall(UserWarning):
+class UnplannedCall(PlantuneWarning):
     """A call ran through the framework because no plan covers it."""
 
 
@@ -103,7 +89,7 @@ class Framework:
             self._warned.add(reason)
             if len(self._warned) == MOST_WARNINGS:
                 text += "; further reasons are not said, see last_call()"
-            warnings.warn(text, UnplannedCall, stacklevel=level_of_caller())
+            warn(text, UnplannedCall)
         return result
 
     def _is_worth_saying(self, reason: str) -> bool:
@@ -141,14 +127,6 @@ class Framework:
         if self._logs and call != self.last:
             print(f"plantune: {self.options.name}: {call.how}: {call.reason}", file=sys.stderr)
         self.last = call
-
-
-def level_of_caller() -> int:
-    """Of a warning, so that it names the line that called the module."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in WAY_OF_A_CALL:
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def foreign_function_modes() -> bool:

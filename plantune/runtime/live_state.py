@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from gc import get_referents
+from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
@@ -55,6 +56,15 @@ class Watched:
             return now != self._entries
         except Exception:  # What compares may be anybody's.
             return True
+
+
+def contents_differ(containers: Iterable[Iterable[Any]], contents: list[Any]) -> bool:
+    """Whether these containers have others than those objects, one after the other."""
+    try:
+        now = [*chain.from_iterable(containers)]
+    except RuntimeError:  # Another thread is changing one.
+        return True
+    return len(now) != len(contents) or not all(map(is_, now, contents))
 
 
 class Snapshot:

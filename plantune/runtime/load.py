@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from inspect import unwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -15,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
-from plantune.errors import UnsupportedModule
+from plantune.errors import PlantuneWarning, UnsupportedModule
+from plantune.given import require_flag, require_kind, shown
 from plantune.graph.arguments import Arguments
 from plantune.graph.nested import leaves, tensors_in
 from plantune.graph.types import TensorType, dtype_name
@@ -24,12 +22,17 @@ from plantune.models.computing import computing_in
 from plantune.models.registry import network
 from plantune.plan import Plan
 from plantune.plan_db.plan_file import PlanFile, read_plan_file
+from plantune.runtime.asked import device_named, refuse_other_settings, refuse_tensors
 from plantune.runtime.copies import copied, shared_state
+from plantune.runtime.mirror import Mirror
+from plantune.runtime.modes import heeds_training
 from plantune.runtime.module import TunedModule
 from plantune.runtime.padding import Padding
+from plantune.runtime.sharing import SharingModule
+from plantune.warning import warn
 
 
-class TrainingMode(UserWarning):
+class TrainingMode(PlantuneWarning):
     """A module was optimized for inference while it is in training mode."""
 
 
@@ -77,9 +80,10 @@ def load_model(
     and other batches the same kernels, so that an image has the same outputs in each, to the bit:
     PPO's ratio is 1 on fresh data. Where that cannot be, InconsistentPlans warns.
     """
+    refuse_other_settings(name, in_channels, dtype, parameters, weights)
     batches = _batches(batch)
     spec = network(name)
-    place = _usable(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    place = _usable(device_named(device))
     dtype = dtype or DEFAULT_DTYPES[place.type]
     kept = parameters or dtype
     reference = spec.build(in_channels).to(device=place, dtype=kept).train(mode == "train")
@@ -129,7 +133,12 @@ def optimize(
 
     The module itself stays as it is and shares nothing with the copy; with `share` it shares all
     parameters and buffers, so that an update of either, or another tensor in their place, counts in
-    both. Every submodule stays in the training or eval mode that it has; `mode` says only whether
+    both. The copy then follows whatever else changes in the module: submodules, attributes, hooks,
+    pruning, parametrizations, and the modes of parts as long as both are in the same mode as a
+    whole. Prune or parametrize the module, not the copy: that takes parameters out of both, and
+    only the copy follows.
+
+    Every submodule stays in the training or eval mode that it has; `mode` says only whether
     gradients are planned. Parameters keep their strides: on a GPU, filters in channels_last are
     read as they are, others are packed in each pass. For `frozen` and `consistent` see load_model.
     Raises UnsupportedModule if torch cannot trace it.
@@ -142,65 +151,41 @@ def optimize(
     _refuse_packed(module, (example_inputs, example_kwargs))
     _refuse_lazy(module)
     tensors = tensors_in((example_inputs, example_kwargs))
-    for name, value in {"mode": mode, "plan": plan, "fallback": fallback, "pad_to": pad_to}.items():
-        if isinstance(value, Tensor):
-            raise ValueError(f"{name} is optimize's own, got a tensor: give the module's by place")
+    own_names: dict[str, Any] = {"mode": mode, "plan": plan, "frozen": frozen, "share": share}
+    own_names |= {"consistent": consistent, "fallback": fallback, "pad_to": pad_to}
+    refuse_tensors(own_names)
+    require_flag("share", share)
     if not tensors:
         kinds = ", ".join(type(leaf).__name__ for leaf in leaves((example_inputs, example_kwargs)))
         raise ValueError(
             "optimize needs an example of a call, with at least one tensor"
             + (f"; got {kinds}" if kinds else "")
         )
-    own = copied(module, shared_state(module) if share else None)
+    twins = shared_state(module) if share else {}
+    own = copied(module, twins)
     example = Arguments.of(module, example_inputs, example_kwargs)
     padding = None if pad_to is None else _padding(own, example, pad_to, mode)
     first, *also = (example,) if padding is None else padding.calls
-    tuned = TunedModule(
-        own,
-        first,
-        name=type(module).__name__,
-        mode=mode,
-        plan=_plan(plan),
-        fallback=fallback,
-        frozen=frozen,
-        device=_usable(tensors[0].device),
-        consistent=consistent,
-        also=tuple(also),
-        padding=padding,
-    )
-    classes = {*map(type, module.modules())}
-    if mode == "infer" and module.training and any(map(_reads_mode, classes)):
-        warnings.warn(
+    how: dict[str, Any] = {"name": type(module).__name__, "mode": mode, "plan": _plan(plan)}
+    how |= {"fallback": fallback, "frozen": frozen, "consistent": consistent, "padding": padding}
+    how |= {"device": _usable(tensors[0].device), "also": tuple(also)}
+    if share:
+        tuned: TunedModule = SharingModule(own, first, mirror=Mirror.of(module, twins), **how)
+    else:
+        tuned = TunedModule(own, first, **how)
+    if mode == "infer" and module.training and heeds_training(module):
+        warn(
             f"{type(module).__name__} is in training mode, and mode='infer' keeps it so: dropout "
             "drops, and batch norms use the batch's statistics and move their own; call eval() "
             "before, or give mode='train'",
             TrainingMode,
-            stacklevel=2,
         )
     return tuned
 
 
-def _reads_mode(kind: type) -> bool:
-    """Whether code of such a module asks whether it is training."""
-    own = (each for each in kind.__mro__ if each not in nn.Module.__mro__)
-    return any(_names_mode(value.__code__) for each in own for value in _functions_of(each))
-
-
-def _functions_of(kind: type) -> Iterator[FunctionType]:
-    functions = (value for value in vars(kind).values() if isinstance(value, FunctionType))
-    return (value for value in map(unwrap, functions) if isinstance(value, FunctionType))
-
-
-def _names_mode(code: CodeType) -> bool:
-    """In a function, or in one that is written inside of it."""
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    return "training" in code.co_names or any(map(_names_mode, inner))
-
-
 def _refuse_other_kinds(module: object) -> None:
     if not isinstance(module, nn.Module):
-        got = f"the class {module.__name__}" if isinstance(module, type) else repr(module)
-        raise TypeError(f"optimize takes an nn.Module that is made, got {got}")
+        raise TypeError(f"optimize takes an nn.Module that is made, got {shown(module)}")
     if type(module).__name__ == "OptimizedModule" and hasattr(module, "_orig_mod"):
         raise UnsupportedModule(
             "optimize takes the module as it was before torch.compile: give module._orig_mod"
@@ -229,7 +214,10 @@ def _padding(
 ) -> Padding:
     if mode != "infer":
         raise ValueError("pad_to is for mode='infer': samples added would count in gradients")
-    sizes = (pad_to,) if isinstance(pad_to, int) else tuple(pad_to)
+    wanted = "a whole number of samples, or several"
+    is_one = isinstance(pad_to, int)
+    require_kind("pad_to", pad_to, wanted, fits=is_one or isinstance(pad_to, (tuple, list)))
+    sizes: tuple[int, ...] = (pad_to,) if isinstance(pad_to, int) else tuple(pad_to)
     return Padding.of(module, example, sizes)
 
 
@@ -250,7 +238,11 @@ def _usable(device: torch.device) -> torch.device:
 
 
 def _plan(plan: GivenPlan | None) -> Plan | PlanFile | None:
-    return plan if plan is None or isinstance(plan, Plan) else read_plan_file(Path(plan))
+    if plan is None or isinstance(plan, Plan):
+        return plan
+    wanted = "a plantune.Plan, the path of an exported one, or None"
+    require_kind("plan", plan, wanted, fits=isinstance(plan, (str, os.PathLike)))
+    return read_plan_file(Path(plan))
 
 
 def _state_dict(weights: Weights) -> Mapping[str, Tensor]:

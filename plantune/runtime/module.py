@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
+from plantune.errors import UnsupportedModule
+from plantune.given import require_flag, require_one_of
 from plantune.graph.arguments import Arguments
 from plantune.graph.extract import lines_of
 from plantune.layouts import HOST_MEMORY
@@ -23,6 +25,7 @@ from plantune.runtime.framework import LastCall, Options, UnplannedCall, transfo
 from plantune.runtime.padding import Padding
 from plantune.runtime.plain_calls import MISSED
 from plantune.runtime.runners import Runner
+from plantune.runtime.signatures import bare, class_for, plain
 from plantune.runtime.stands_in import StandsIn
 from plantune.runtime.stock import Stock
 from plantune.runtime.summary import Summary, runs_of, summary_of
@@ -60,8 +63,10 @@ class TunedModule(StandsIn):
         padding: Padding | None = None,
     ) -> None:
         super().__init__(reference)
-        _one_of("mode", mode, MODES)
-        _one_of("fallback", fallback, FALLBACKS)
+        require_one_of("mode", mode, MODES)
+        require_one_of("fallback", fallback, FALLBACKS)
+        require_flag("frozen", frozen)
+        require_flag("consistent", consistent)
         if consistent and mode != "train":
             raise ValueError('consistent=True needs mode="train": it is about acting and learning')
         options = Options(
@@ -70,6 +75,11 @@ class TunedModule(StandsIn):
         self._arguments = (arguments, options, device)
         self._calls = Calls(reference, *self._arguments)
         self._calls.check()
+        self._tell_signature()
+
+    def _tell_signature(self) -> None:
+        """Has `inspect.signature` of this module and of its forward be the reference's."""
+        object.__setattr__(self, "__class__", class_for(type(self), self.reference))
 
     @property
     def plan(self) -> Plan:
@@ -174,19 +184,26 @@ class TunedModule(StandsIn):
         other.__setstate__(state)
         return other
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return bare, (plain(type(self)),), self.__getstate__()
+
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_calls"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._calls = Calls(self.reference, *self._arguments)
+        self._tell_signature()
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What torch.jit.script asks of each module that it is to compile."""
+        raise UnsupportedModule(
+            f"torch.jit.script compiles Python, and a tuned {self._arguments[1].name} runs kernels "
+            "from a plan: give it tuned.reference, or trace the tuned module by torch.jit.trace, "
+            "which records the reference's own operations"
+        )
 
     def extra_repr(self) -> str:
         arguments, options, _ = self._arguments
         calls = " and ".join(each.text() for each in (arguments, *options.also))
         return f"plantune {options.mode} plan for {calls}"
-
-
-def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{what} must be one of {', '.join(known)}, got {value!r}")

@@ -43,7 +43,7 @@ class Padding:
         state.
         """
         if not sizes or any(type(size) is not int or size < 1 for size in sizes):
-            raise ValueError(f"pad_to needs positive numbers of samples, got {tuple(sizes)!r}")
+            raise ValueError(f"pad_to must be whole numbers of samples, 1 or more, got {sizes!r}")
         if not example.types or not example.types[0].shape:
             raise ValueError("pad_to: the first tensor of the example has no axis of samples")
         padding = Padding(example, tuple(sorted({*sizes})))

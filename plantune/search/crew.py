@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +14,7 @@ from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.outcome import Outcome
 from plantune.search.candidates import Key, StepCandidate
+from plantune.warning import warn
 
 # After these errors a seat is lost, and another one measures its candidates.
 LOST = (UnsupportedDevice, WorkerDied)
@@ -169,7 +169,7 @@ class Crew:
         if not self.seats:
             raise ended.error
         text = f"{self._names[ended.lost or 0]} was lost, the others go on: {ended.error}"
-        warnings.warn(text, stacklevel=4)
+        warn(text)
 
     def _work(self, seat: int) -> None:
         while True:

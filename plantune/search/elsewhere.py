@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,6 +14,7 @@ from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort
 from plantune.plan import Plan
 from plantune.search.budget import Budget
+from plantune.warning import warn
 
 # The time that must be left for a baseline of torch.compile to join the race; others always join.
 COMPILING_S = {"compile-default": 25.0, "compile-reduce-overhead": 25.0}
@@ -73,11 +73,15 @@ def prove_elsewhere(workers: Sequence[Worker], raced: Raced, plan: Plan, budget:
     """
     effort = budget.limited(Effort(budget_s=CALLS_S), "racing")
 
-    def prove(worker: Worker) -> None:
+    def prove(worker: Worker) -> str | None:
+        """Why it proves nothing; said in the caller's thread, whose lines a warning names."""
         try:
             worker.race(raced, plan, ("eager",), effort)
         except (OutOfTime, UnsupportedDevice) as error:
-            warnings.warn(f"the plan was not proved on every GPU: {error}", stacklevel=2)
+            return str(error)
+        return None
 
     with ThreadPoolExecutor(len(workers)) as pool:
-        list(pool.map(prove, workers))
+        for why in pool.map(prove, workers):
+            if why is not None:
+                warn(f"the plan was not proved on every GPU: {why}")

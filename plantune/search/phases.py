@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from plantune.search.results import Report, Settings
 from plantune.search.step_search import StepSearch
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
+from plantune.warning import warn
 
 SWAPS_AT_ONCE = 7
 REFINING_S = 1.0
@@ -175,7 +175,7 @@ def rank(
         if plan in built and isinstance(found, Rejected):
             why = f"{found.stage}: {found.reason}"
             text = f"a plan that was timed at first could not be timed beside the others: {why}"
-            warnings.warn(text, stacklevel=2)
+            warn(text)
     _require_among([plan for plan, found in pairs if not ranking.is_late(found)], needed)
     return _ranked(run, plans, _close_again(run, plans, timings), before)
 
@@ -257,7 +257,7 @@ def race_first(run: Run, plans: Sequence[Plan]) -> tuple[Plan, Race]:
         try:
             return plan, _proved(run, plan, _race(run, plan))
         except (MeasureTimeout, WorkerDied, WrongResult) as error:
-            warnings.warn(f"a plan failed in its race and was dropped: {error}", stacklevel=2)
+            warn(f"a plan failed in its race and was dropped: {error}")
     return contenders[-1], _proved(run, contenders[-1], _race(run, contenders[-1]))
 
 

@@ -19,6 +19,7 @@ from plantune.jsonable import from_json, to_json
 from plantune.kernels.family import Candidate
 from plantune.outcome import Outcome, Rejected, is_noisy
 from plantune.search.candidates import Cluster, Key, StepCandidate, heaviest_node
+from plantune.warning import warn
 
 Axes = dict[str, optuna.distributions.BaseDistribution]
 STORAGE_FAULTS = (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError)
@@ -143,7 +144,7 @@ class Studies:
         return self._named[candidate.cluster]
 
     def _give_up(self, error: Exception) -> None:
-        warnings.warn(f"Optuna's storage failed, trials stay in memory: {error}", stacklevel=3)
+        warn(f"Optuna's storage failed, trials stay in memory: {error}")
         self._storage = optuna.storages.InMemoryStorage()
         self._earlier.clear()
         self._studies.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,18 +13,20 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from plantune.errors import PlantuneWarning
 from plantune.kernels.copies import Snapshots
 from plantune.runtime.program import current_stream
 from plantune.space.arch import Arch
 from plantune.training.captured_step import UncapturedStep
 from plantune.training.rules import has_hooks
 from plantune.training.update import FlatGradients, Rules, TorchUpdate
+from plantune.warning import warn
 
 # To capture a step takes as long as hundreds of them: what moves more often is left out of it.
 MOST_CHANGES = 4
 
 
-class RecapturedStep(UserWarning):
+class RecapturedStep(PlantuneWarning):
     """A number that is a part of a captured training step changed."""
 
 
@@ -143,22 +144,20 @@ class CapturableUpdate(TorchUpdate):
         if moved is None or self._told:
             return
         self._told = True
-        warnings.warn(
+        warn(
             f"the optimizer's {moved}: the training step is captured again; of a captured "
             f"{type(self._optimizer).__name__} only lr may move without that",
             RecapturedStep,
-            stacklevel=6,
         )
 
     def leave(self, reason: str) -> bool:
         if not self.inside:
             return False
         self.inside = False
-        warnings.warn(
+        warn(
             f"the step of {type(self._optimizer).__name__} cannot be captured, so it follows each "
             f"replay: {reason}",
             UncapturedStep,
-            stacklevel=6,
         )
         return True
 

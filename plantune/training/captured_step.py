@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from plantune.cuda.flags import autotuned
-from plantune.errors import CaptureError
+from plantune.errors import CaptureError, PlantuneWarning
 from plantune.graph.nested import mapped, tensors_in
 from plantune.runtime.claims import Claim, MovingInput, claimed, moving_input
 from plantune.runtime.current_gpu import on_its_gpu
@@ -25,7 +25,7 @@ Arguments = tuple[tuple[Any, ...], tuple[Any, ...]]
 PACKAGES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
-class UncapturedStep(UserWarning):
+class UncapturedStep(PlantuneWarning):
     """A training step waits for the GPU or the host in its middle, so it is not one replay."""
 
 

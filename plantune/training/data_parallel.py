@@ -17,17 +17,11 @@ from plantune.training.reduce import Reducer, described
 from plantune.training.update import FlatGradients
 from plantune.training.watch import Watch
 
-WIRES = (None, torch.float16, torch.bfloat16)
-
 
 class DataParallel:
     """One rank's part in it. `drop` gives up what was captured, without waiting for the GPU."""
 
     def __init__(self, group: Group, wire: torch.dtype | None, deadline_s: float) -> None:
-        if wire not in WIRES:
-            raise ValueError(f"reduce_dtype must be float16, bfloat16 or None, got {wire}")
-        if not deadline_s > 0:
-            raise ValueError(f"deadline_s must be a number of seconds above 0, got {deadline_s}")
         self.ranks = Ranks(group, deadline_s)
         self._wire = wire
         self._described: list[str] = []

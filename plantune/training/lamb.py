@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from plantune.given import is_number, require_flag, require_kind, require_number, require_value
+
 
 class LAMB(Optimizer):
     """Adam whose step for each tensor is as long as the tensor's norm times `lr` (You et al., 2019,
@@ -28,11 +30,15 @@ class LAMB(Optimizer):
         bias_correction: bool = True,
         maximize: bool = False,
     ) -> None:
-        if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(
-                "lr, eps and weight_decay must be 0 or more, betas in [0, 1): got "
-                f"lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay}"
-            )
+        for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
+            if not isinstance(value, Tensor):  # of which torch's optimizers take some
+                require_number(name, value, "a number, 0 or more", lambda number: number >= 0)
+        wanted = "two numbers from 0 to below 1"
+        are_two = isinstance(betas, (tuple, list)) and len(betas) == 2
+        require_kind("betas", betas, wanted, fits=are_two and all(map(is_number, betas)))
+        require_value("betas", betas, wanted, fits=all(0 <= beta < 1 for beta in betas))
+        require_flag("bias_correction", bias_correction)
+        require_flag("maximize", maximize)
         defaults = {
             "lr": lr,
             "betas": betas,

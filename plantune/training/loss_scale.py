@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from plantune.given import require_number, require_whole
 
 
 class LossScale:
@@ -22,14 +25,12 @@ class LossScale:
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
     ) -> None:
-        if not (init_scale > 0 and growth_factor > 1 and 0 < backoff_factor < 1):
-            raise ValueError(
-                "a scale is positive, grows by more than 1 and backs off by less: got "
-                f"init_scale={init_scale}, growth_factor={growth_factor}, "
-                f"backoff_factor={backoff_factor}"
-            )
-        if growth_interval < 1:
-            raise ValueError(f"growth_interval must be 1 or more, got {growth_interval}")
+        require_number("init_scale", init_scale, "a finite number above 0", lambda x: 0 < x < inf)
+        wanted = "a finite number above 1"
+        require_number("growth_factor", growth_factor, wanted, lambda x: 1 < x < inf)
+        wanted = "a number between 0 and 1"
+        require_number("backoff_factor", backoff_factor, wanted, lambda x: 0 < x < 1)
+        require_whole("growth_interval", growth_interval, 1)
         self.growth_factor = growth_factor
         self.backoff_factor = backoff_factor
         self.growth_interval = growth_interval

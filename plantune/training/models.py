@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -12,10 +11,11 @@ from plantune.errors import InvalidGraph, UnsupportedModule
 from plantune.graph.arguments import Arguments
 from plantune.graph.nested import kind_of, tensors_in
 from plantune.plan import Plan
-from plantune.runtime.framework import UnplannedCall, level_of_caller
+from plantune.runtime.framework import UnplannedCall
 from plantune.runtime.module import TunedModule
 from plantune.training.one_plan import agreed
 from plantune.training.ranks import Ranks
+from plantune.warning import warn
 
 # Such as whole batches and the last one of an epoch; other calls go to the module itself.
 MOST_KINDS = 4
@@ -45,7 +45,7 @@ class Models:
         model = self.model
         self._themselves = model.reference if isinstance(model, TunedModule) else model
         text = f"{type(self._themselves).__name__} runs itself in this TrainStep: {why}"
-        warnings.warn(text, UnplannedCall, stacklevel=level_of_caller())
+        warn(text, UnplannedCall)
         return True
 
     @property
@@ -100,7 +100,7 @@ class Models:
             )
         except (UnsupportedModule, InvalidGraph) as error:
             text = f"no plan runs {type(self.model).__name__} in a TrainStep: {error}"
-            warnings.warn(text, UnplannedCall, stacklevel=level_of_caller())
+            warn(text, UnplannedCall)
             return None
 
 

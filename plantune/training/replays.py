@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from plantune.runtime.live_state import HeldTensors
 from plantune.training.captured_step import Arguments, CapturedStep, UncapturedStep
 from plantune.training.ranks import Ranks
 from plantune.training.update import FlatGradients, Update
+from plantune.warning import warn
 
 # Such as whole batches and the last one of an epoch; of others the oldest goes.
 MOST_KINDS = 4
@@ -176,10 +176,9 @@ class Replays:
 
     def _tell(self, why_not: str) -> None:
         self._why_not = why_not
-        warnings.warn(
+        warn(
             f"the training step cannot be captured as one graph and runs op by op: {why_not}",
             UncapturedStep,
-            stacklevel=5,
         )
 
     def _replay(self, kind: _Kind, given: Arguments) -> Any:

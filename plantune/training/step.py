@@ -17,12 +17,13 @@ from torch.optim import Optimizer
 from plantune.errors import BuildError, CudaError, UnsupportedDevice
 from plantune.machine import arch_of
 from plantune.runtime.module import TunedModule
+from plantune.runtime.sharing import SharingModule
 from plantune.space.arch import Arch, load_arch
 from plantune.training.capturable_update import CapturableUpdate, can_be_captured
 from plantune.training.captured_step import Arguments
 from plantune.training.data_parallel import DataParallel, settings_of
 from plantune.training.device_update import DeviceUpdate, can_update
-from plantune.training.given import refuse_other_kinds
+from plantune.training.given import refuse_other_parts, refuse_other_settings
 from plantune.training.groups import Group
 from plantune.training.loss_pass import LossPass
 from plantune.training.loss_scale import LossScale
@@ -74,14 +75,11 @@ class TrainStep:
         reduce_dtype: torch.dtype | None = None,
         deadline_s: float = 600.0,
     ) -> None:
-        refuse_other_kinds(model, loss, optimizer, micro_batches, autocast)
-        if micro_batches < 1:
-            raise ValueError(f"micro_batches must be 1 or more, got {micro_batches}")
-        if max_norm is not None and not max_norm > 0:
-            raise ValueError(f"max_norm must be positive, got {max_norm}")
+        refuse_other_parts(model, loss, optimizer)
+        others = process_group, reduce_dtype, deadline_s
+        refuse_other_settings(micro_batches, max_norm, scale, autocast, others)
         _refuse_wrappers(model)
         _refuse_others(optimizer)
-        _refuse_scalers(scale)
         self.model = model
         self.loss = loss
         self.optimizer = optimizer
@@ -209,6 +207,8 @@ class TrainStep:
 
     def _follow_parameters(self) -> None:
         """The parameters of the optimizer's groups that are trained now, wherever they are."""
+        if isinstance(self.model, SharingModule):
+            self.model._follow()  # a replay asks it for nothing
         groups = self.optimizer.param_groups
         found = [p for group in groups for p in group["params"] if p.requires_grad]
         pointers = [p.data_ptr() for p in found]
@@ -305,15 +305,6 @@ def _refuse_others(optimizer: Optimizer) -> None:
         raise ValueError(
             "SparseAdam takes sparse gradients alone, and those of a TrainStep are dense: "
             "take Adam, or step the module itself"
-        )
-
-
-def _refuse_scalers(scale: object) -> None:
-    """torch's own moves its scale on the host, after each step."""
-    if scale is not None and not isinstance(scale, LossScale):
-        raise TypeError(
-            f"scale is a plantune.LossScale, got a {type(scale).__name__}; a GradScaler's state "
-            "goes on in one: LossScale().load_state_dict(scaler.state_dict())"
         )
 
 

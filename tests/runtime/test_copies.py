@@ -112,7 +112,8 @@ class TestCopies:
     )
     def test_a_copy_has_all_and_shares_nothing(self, duplicate, model, small, same_training):
         other = duplicate(model)
-        assert type(other) is TunedModule
+        assert type(other) is type(model)
+        assert isinstance(other, TunedModule)
         assert other.plan == model.plan
         assert other.training
         same_training(other, model)

@@ -35,6 +35,7 @@ class TestNoPlan:
         (warning,) = caught
         text = str(warning.message)
         assert warning.category is NoStoredPlan
+        assert warning.filename == __file__
         assert text.startswith(self.TEXT)
         assert "`plantune search --batch 1` finds one" in text
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import copy
 from collections import OrderedDict
 
 import pytest
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import plantune
-from plantune import UnplannedCall, optimize
+from plantune import UnplannedCall, layers, optimize
 from plantune.errors import InputMismatch, UnsupportedModule
+from plantune.graph.nested import leaves
 from plantune.runtime.load import TrainingMode
+from plantune.runtime.modes import heeds_training
 
 X = torch.randn(2, 3)
 
@@ -92,20 +94,88 @@ class Drops(Scaled):
         return sum(nn.functional.dropout(self.layer(y), 0.5, self.training) for y in [x, x])
 
 
-@pytest.mark.parametrize(
-    ("module", "asks"),
-    [
-        (nn.Sequential(nn.Linear(3, 3), nn.Tanh()), False),
-        (nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1)), True),
-        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), True),
-        (Drops(), True),
-    ],
-)
-def test_only_modules_that_ask_for_the_mode_are_warned_of(module: nn.Module, asks: bool) -> None:
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        optimize(module, X)
-    assert [each.category for each in said] == [TrainingMode] * asks
+class DropsNothing(nn.Dropout):
+    """Its own code asks for the mode, whatever torch's does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training else x + 1
+
+
+class Frozen(nn.Sequential):
+    """Keeps its norm as it is, as fine-tuning does."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(3, 3), nn.BatchNorm1d(3).eval())
+
+
+class Made(nn.Module):
+    """Its own code reads another module's mode, and no result depends on that."""
+
+    @classmethod
+    def of(cls, layer: nn.Module) -> Made:
+        made: Made = cls().train(layer.training)
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+def encoder(dropout: float) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=dropout, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+SEQUENCES = torch.randn(2, 5, 4)
+WITHOUT = {
+    "layers without a mode": (nn.Sequential(nn.Linear(3, 3), nn.Tanh()), X),
+    "LSTM": (nn.LSTM(4, 3), SEQUENCES),
+    "GRU of two layers": (nn.GRU(4, 3, num_layers=2), SEQUENCES),
+    "RNN": (nn.RNN(4, 3), SEQUENCES),
+    "a layer for episodes": (layers.EpisodicGRU(4, 3), SEQUENCES),
+    "Dropout(0)": (nn.Dropout(0.0), X),
+    "AlphaDropout(0)": (nn.AlphaDropout(0.0), X),
+    "RReLU of one slope": (nn.RReLU(0.2, 0.2), X),
+    "BatchNorm without statistics": (nn.BatchNorm1d(3, track_running_stats=False), X),
+    "InstanceNorm": (nn.InstanceNorm1d(5), SEQUENCES),
+    "Transformer without dropout": (encoder(0.0), SEQUENCES),
+    "a norm that is in eval mode": (Frozen(), X),
+    "a class method that reads a mode": (Made(), X),
+}
+WITH = {
+    "Dropout": (nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1)), X),
+    "BatchNorm": (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), X),
+    "LSTM that drops": (nn.LSTM(4, 3, num_layers=2, dropout=0.5), SEQUENCES),
+    "InstanceNorm with statistics": (nn.InstanceNorm1d(5, track_running_stats=True), SEQUENCES),
+    "RReLU": (nn.RReLU(), X),
+    "Transformer": (encoder(0.1), SEQUENCES),
+    "its own code": (Drops(), X),
+    "its own code, on a layer of torch's": (DropsNothing(0.0), X),
+}
+
+
+def results(module: nn.Module, x: Tensor) -> list[Tensor]:
+    with torch.no_grad():  # often: what dropped once may be what eval mode gives
+        every = [leaves(module(x)) for _ in range(8)]
+    return [made for each in every for made in each if isinstance(made, Tensor)]
+
+
+@pytest.mark.parametrize(("module", "x"), WITHOUT.values(), ids=WITHOUT)
+def test_a_mode_that_makes_no_difference_is_not_warned_of(module: nn.Module, x: Tensor) -> None:
+    assert not heeds_training(module)
+    assert module.training
+    ours = results(module, x)
+    theirs = results(copy.deepcopy(module).eval(), x)
+    torch.testing.assert_close(ours, theirs)  # and the mode does make none
+    optimize(module, x)
+
+
+@pytest.mark.parametrize(("module", "x"), WITH.values(), ids=WITH)
+def test_a_mode_that_makes_a_difference_is_warned_of(module: nn.Module, x: Tensor) -> None:
+    with pytest.warns(TrainingMode, match="is in training mode") as said:
+        optimize(module, x)
+    assert [each.filename for each in said] == [__file__]
+    theirs = results(copy.deepcopy(module).eval(), x)
+    assert not all(map(torch.equal, results(module, x), theirs))
 
 
 @pytest.mark.parametrize("name", ["plan", "pad_to"])

@@ -107,3 +107,16 @@ def test_another_model_loss_and_optimizer_may_take_their_places(
         torch.testing.assert_close(step(x, y), 2 * eager(other, theirs, x, y), rtol=1e-4, atol=1e-5)
     assert_alike(later, other)
     assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_a_model_that_shares_its_weights_follows_before_each_step(model, x):
+    """A captured step is replayed without a call of the model."""
+    tuned = optimize(model, x, mode="train", share=True, fallback="silent")
+    step = TrainStep(tuned, cross_entropy, torch.optim.SGD(tuned.parameters(), 0.1))
+    twin = tuned.reference
+    name, layer = next((n, m) for n, m in model.named_children() if isinstance(m, nn.Conv2d))
+    setattr(model, name, nn.Sequential(layer))
+    model.train()
+    step._follow_parameters()
+    assert isinstance(getattr(twin, name), nn.Sequential)
+    assert getattr(twin, name)[0].weight is layer.weight

@@ -92,17 +92,17 @@ def test_data_parallel_on_no_gpu_is_the_module(model, twin, eager, batches, asse
     [
         ("model", nn.Linear, "an nn.Module, got the class Linear"),
         ("loss", nn.CrossEntropyLoss, "loss module that is made, got the class CrossEntropyLoss"),
-        ("loss", None, "got NoneType"),
+        ("loss", None, "got None"),
         ("optimizer", torch.optim.SGD, "got the class SGD"),
-        ("optimizer", [], "a torch.optim.Optimizer, got list"),
-        ("micro_batches", 2.0, "a whole number, got 2.0"),
-        ("autocast", "bfloat16", "a torch.dtype or None, got 'bfloat16'"),
+        ("optimizer", [], r"a torch.optim.Optimizer, got \[\]"),
+        ("micro_batches", 2.0, "a whole number, 1 or more, got 2.0"),
+        ("autocast", "bfloat16", "a torch.dtype of floats, or None, got 'bfloat16'"),
     ],
 )
 def test_what_is_of_another_kind_is_named(model, name, given, said):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     right = {"model": model, "loss": cross_entropy, "optimizer": optimizer}
-    with pytest.raises(TypeError, match=f"{name} is .*{said}"):
+    with pytest.raises(TypeError, match=f"{name} must be .*{said}"):
         TrainStep(**{**right, name: given})
 
 

@@ -71,7 +71,8 @@ class TestConversions:
             "torch.save": through_a_file,
         }[how]
         other = duplicate(model)
-        assert type(other) is TunedModule
+        assert type(other) is type(model)
+        assert isinstance(other, TunedModule)
         assert_trains(other, small, images)
         addresses = [{p.data_ptr() for p in m.parameters()} for m in (model, other)]
         assert addresses[0].isdisjoint(addresses[1])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from plantune.cuda.capture import no_collection
-from plantune.default_plans import COMPILED, default_plan, guessed_plan, hand_plan
+from plantune.default_plans import COMPILED, framework_plans, guessed_plan, hand_plan
 from plantune.errors import MeasureTimeout, OutOfTime, WorkerDied
 from plantune.graph import Attrs, Graph
 from plantune.graph.tape import Tape
@@ -135,7 +135,8 @@ class Search:
             before = distinct(filter(None, [self._incumbent, nearest or in_use]))
             timed = self._beginning.timed
             plans = rank(run, contenders, before, state, built=timed, needed=in_use)
-            plans = distinct([*plans, self._plain])  # what always runs is raced if all else fails
+            # What always runs is raced if all else fails.
+            plans = distinct([*plans, self._frameworks[0]])
             self._log.snapshot("ranking")
             self._best = plans[0]
             run.tell("racing")
@@ -234,14 +235,14 @@ class Search:
         first = [*self._beginning.timed[:1]]
         if self._guess is None:
             first.append(hand_plan(self.graph, self.space, network=self.problem.network))
-            first += [] if self._beginning.timed else [self._plain]
+            first += [] if self._beginning.timed else self._frameworks
         for plan in distinct(first):
             run.steps.begin_with(plan, run.budget, self._report)
 
     @cached_property
-    def _plain(self) -> Plan:
-        """The framework's own kernels."""
-        return default_plan(self.graph, self.space, network=self.problem.network)
+    def _frameworks(self) -> tuple[Plan, ...]:
+        """The framework's own kernels, as callers bring images and in channels_last."""
+        return framework_plans(self.graph, self.space, network=self.problem.network)
 
     def _plan_of(self, cover: Cover) -> Plan:
         return plan_of(cover, self.graph, self.space, network=self.problem.network)
@@ -267,10 +268,11 @@ class Search:
     def _contenders(
         self, steps: StepSearch, known: Sequence[Plan], in_use: Plan | None
     ) -> list[Plan]:
-        """The plan that calls use, the best known one, the best cover, those picked by hand, the
-        other covers and known ones, and the default one: on a busy machine the first ones are all
-        that is ranked, and the sums of steps say least there. What is clearly slower than the best
-        cover by measured times is left out, unless calls use it or it was found by a search.
+        """The plan that calls use, the best known one, the best cover, those picked by hand and of
+        the framework's kernels, the other covers and known ones, and the default one: on a busy
+        machine the first ones are all that is ranked, and the sums of steps say least there. What
+        is clearly slower than the best cover by measured times is left out, unless calls use it or
+        it was found by a search.
         """
         graph, space, name = self.graph, self.space, self.problem.network
         # Without a measured step the best cover is the default plan, and finding it takes seconds.
@@ -279,17 +281,17 @@ class Search:
         by_hand = [hand_plan(graph, space, network=name, without=w) for w in LEFT_OUT]
         best = [*self._beginning.timed, *known][:1]
         first = [*filter(None, [in_use, self._guess]), *best, *found[:1]]
-        others = without_dearer(distinct([*by_hand, *found[1:]]), graph, space, steps)
-        return distinct(
-            [*first, *others, *known, *without_dearer([self._plain], graph, space, steps)]
-        )
+        plain, *plain_too = self._frameworks
+        some = distinct([*by_hand[:1], *plain_too, *by_hand[1:], *found[1:]])
+        others, last = (without_dearer(p, graph, space, steps) for p in (some, [plain]))
+        return distinct([*first, *others, *known, *last])
 
     def _is_less_than_the_guess(self, plan: Plan, ranked: Sequence[Plan]) -> bool:
         """Whether the framework's own kernels are left without having been compared with the guess:
         kept as a plan they would take its place.
         """
         guess = self._guess
-        if guess is None or not choose_alike(plan, self._plain):
+        if guess is None or not choose_alike(plan, self._frameworks[0]):
             return False
         return not any(choose_alike(guess, other) for other in ranked)
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from plantune.canonical import Attrs
-from plantune.default_plans import default_plan, hand_plan
+from plantune.default_plans import default_plan, framework_plans, hand_plan
 from plantune.graph.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.families.framework import FAMILY
@@ -187,3 +187,17 @@ def test_eagers_calls_are_candidates_of_a_search():
     assert ("conv/conv2d", "conv/add_channel") in of_framework
     assert ("linear/matmul", "linear/add_channel") in of_framework
     assert ("conv/conv2d", "conv/add_channel", "relu") not in of_framework
+
+
+def test_eagers_calls_are_plans_in_both_layouts():
+    graph = extract(Net().eval(), TensorType((2, 3, 8, 8)))
+    found = framework_plans(graph, load_search_space("cpu"), network="net")
+    layouts = [
+        {c.candidate.config["layout"] for c in plan.choices if c.candidate.family == "framework"}
+        for plan in found
+    ]
+    assert layouts == [{"nchw"}, {"nhwc"}]
+    assert groups(found[0]) == groups(found[1])
+    linear = extract(torch.nn.Linear(3, 4).eval(), TensorType((2, 3)))
+    assert len(framework_plans(linear, load_search_space("cpu"), network="net")) == 1
+    assert len(framework_plans(graph, load_search_space("sm90"), network="net")) == 1

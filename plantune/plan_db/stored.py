@@ -44,6 +44,25 @@ def find_stored_plan(
     return rows.best(found)
 
 
+def shipped_contender(problem: Problem, environment: Environment) -> rows.Found | None:
+    """The plan that plantune ships for a problem on a CPU, where it must first win a race. None if
+    it has none, or one that another way is known to beat.
+    """
+    if problem.arch not in CONTENDERS_ONLY:
+        return None
+    found = None
+    with suppress(PlantuneError):  # an incomplete installation is reported where it hurts
+        found = _find_in(shipped_file(problem.arch), SHIPPED, problem, environment)
+    if found is None or found.match == "foreign" or found.plan.origin != "measured":
+        return None
+    return found
+
+
+def shipped_file(arch: str) -> Path:
+    """The plans that plantune ships for an arch."""
+    return data_folder("plans") / f"{arch}.db"
+
+
 def stored_plans_in(path: Path) -> list[rows.StoredPlan]:
     """All plans of a database, the newest first; none if it is missing or cannot be read."""
     with suppress(sqlite3.Error, OSError, LookupError, ValueError):
@@ -71,7 +90,7 @@ def _places(arch: str, database: Path | None) -> Iterator[tuple[Path, str]]:
     if arch in CONTENDERS_ONLY:
         return
     with suppress(PlantuneError):  # an incomplete installation is reported where it hurts
-        yield data_folder("plans") / f"{arch}.db", SHIPPED
+        yield shipped_file(arch), SHIPPED
 
 
 def _find_in(

@@ -21,7 +21,8 @@ from plantune.plan_db.team import FAULTS, from_file, plans_of
 from plantune.problem import Problem
 
 WAIT_S = 2.0
-# CPUs differ more than the GPUs of an arch do: a search begins from what is shipped for them.
+# CPUs differ more than the GPUs of an arch do: what is shipped for them must win a race first, in a
+# search or in the first calls.
 CONTENDERS_ONLY = ("cpu",)
 OWN, TEAM, SHIPPED = "own", "team", "shipped"
 

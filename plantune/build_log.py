@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plantune.blobs import write_cached
 from plantune.errors import BuildError
-from plantune.paths import cache_folder
+from plantune.paths import writable_folder
 
 KEPT_LOGS = 100
 ERROR_LENGTH = 160
@@ -32,7 +32,7 @@ def first_error(log: str) -> str:
 
 def keep_log(text: str) -> Path | None:
     """The file that holds a text from now on, None if it cannot be written."""
-    folder = cache_folder() / "logs"
+    folder = writable_folder() / "logs"
     place = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.log"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from functools import cache
 from pathlib import Path
 
 from plantune.errors import PlantuneError
@@ -29,21 +28,45 @@ def data_folder(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where plantune keeps what it can make again: PLANTUNE_CACHE_DIR, else the user's cache.
+    """Where plantune looks for what it kept: PLANTUNE_CACHE_DIR, else the user's cache. It may be
+    one that cannot be written.
 
-    If neither can be written, a folder that is removed at the end of this process.
+    If there is none and none can be made, a folder that is removed at the end of this process.
     """
     named = os.environ.get("PLANTUNE_CACHE_DIR")
     # Where no shell reads the variable, as in a unit file, "~" arrives as it is.
     folder = Path(os.path.expanduser(named)) if named else Path(_users_cache()) / "plantune"
-    why = "it is read-only"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
+        return folder
     except OSError as error:
         why = error.strerror or str(error)
-    return _folder_of_process(f"{folder}: {why}")
+    return _folder_of_process(folder, why)
+
+
+def can_write(folder: Path) -> bool:
+    """Whether files can be made in a folder."""
+    # By the user as whom the process acts, as every write is judged.
+    return os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def writable_folder() -> Path:
+    """Where plantune keeps what it can make again: the cache folder, or if that cannot be written,
+    a folder that is removed at the end of this process.
+    """
+    folder = cache_folder()
+    return folder if can_write(folder) else _folder_of_process(folder, "it is read-only")
+
+
+def cache_file(*names: str, to_write: bool = False) -> Path:
+    """A file of the cache, where it is read or where it is written. They differ if the cache folder
+    cannot be written: what is made then is in a folder of this process.
+    """
+    if to_write:
+        return writable_folder().joinpath(*names)
+    folder = cache_folder()
+    place, made = folder.joinpath(*names), _made.get(folder)
+    return place if made is None or place.exists() else Path(made.name).joinpath(*names)
 
 
 def _users_cache() -> str:
@@ -66,18 +89,23 @@ def team_plans() -> tuple[Path, ...]:
     return tuple(found)
 
 
-@cache
-def _folder_of_process(why: str) -> Path:
-    folder = tempfile.TemporaryDirectory(prefix="plantune-")
-    warn(
-        f"the cache folder cannot be written ({why}): plans are not kept, and kernels in "
-        f"{folder.name} until the process ends; name another folder by PLANTUNE_CACHE_DIR",
-    )
-    _kept.append(folder)
-    return Path(folder.name)
+def is_said() -> bool:
+    """Has a cache folder that cannot be written warned of, once; False if it can be."""
+    return writable_folder() != cache_folder()
 
 
-_kept: list[tempfile.TemporaryDirectory[str]] = []
+def _folder_of_process(instead_of: Path, why: str) -> Path:
+    if instead_of not in _made:
+        made = _made[instead_of] = tempfile.TemporaryDirectory(prefix="plantune-")
+        warn(
+            f"the cache folder cannot be written ({instead_of}: {why}): plans are not kept, and "
+            f"kernels in {made.name} until the process ends; name another folder by "
+            "PLANTUNE_CACHE_DIR"
+        )
+    return Path(_made[instead_of].name)
+
+
+_made: dict[Path, tempfile.TemporaryDirectory[str]] = {}
 
 
 def is_passing(folder: Path) -> bool:

@@ -246,6 +246,12 @@ def programs_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(choose.UNPLANNED, "cpu", PROGRAM)
 
 
+@pytest.fixture(autouse=True)
+def nothing_shipped_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which plans plantune ships for CPUs decides no test but those of them."""
+    monkeypatch.setattr(choose, "shipped_contender", lambda problem, here: None)
+
+
 @pytest.fixture
 def as_with_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Families that compile offer themselves; for tests that build nothing."""

@@ -14,7 +14,7 @@ from plantune.errors import ForeignFile, PlantuneError, PlantuneWarning
 from plantune.files import read_regular, write_whole
 from plantune.kernels.registry import estimate_us
 from plantune.machine import environment_of
-from plantune.paths import cache_folder
+from plantune.paths import cache_file
 from plantune.plan import candidates_by_step, check_plan
 from plantune.runtime.module import TunedModule
 from plantune.runtime.stock import Stock, device_of
@@ -33,8 +33,9 @@ def spent_s(key: str) -> float:
 def remember(key: str, seconds: float) -> None:
     """If nothing can be written, the next process searches again."""
     with suppress(OSError):
-        _place(key).parent.mkdir(parents=True, exist_ok=True)
-        write_whole(_place(key), f"{seconds:.1f}".encode())
+        place = _place(key, to_write=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(place, f"{seconds:.1f}".encode())
 
 
 @contextmanager
@@ -42,14 +43,15 @@ def alone_with(key: str) -> Iterator[None]:
     """One process at a time, where files can be locked."""
     with ExitStack() as held:
         with suppress(OSError):
-            _place(key).parent.mkdir(parents=True, exist_ok=True)
-            file = held.enter_context(_place(key).with_suffix(".lock").open("wb"))
+            place = _place(key, to_write=True)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context(place.with_suffix(".lock").open("wb"))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _place(key: str) -> Path:
-    return cache_folder() / "searched" / key
+def _place(key: str, *, to_write: bool = False) -> Path:
+    return cache_file("searched", key, to_write=to_write)
 
 
 # A shorter search would find nothing.

@@ -9,7 +9,8 @@ import click
 
 from plantune.cli.console import Console
 from plantune.cli.options import common_options, example
-from plantune.paths import cache_folder, database_path
+from plantune.errors import PlantuneError
+from plantune.paths import cache_folder, can_write, database_path
 from plantune.report.tables import bytes_text, counted
 
 # Libraries for the CPU, and binaries for GPUs of all archs.
@@ -54,6 +55,8 @@ def show_command(console: Console, place: Path | None) -> None:
 def clear_command(console: Console, place: Path | None) -> None:
     """Removes all compiled kernels; they are made again when they are needed."""
     folder = cache_folder()
+    if not can_write(folder):
+        raise PlantuneError(f"{folder}: cannot be written, so no kernel was removed")
     files = [path for place in PLACES for path in _kernels(folder, place)]
     freed = sum(map(_size, files))
     for path in files:

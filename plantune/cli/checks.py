@@ -14,7 +14,7 @@ from pathlib import Path
 
 from plantune.blobs import why_not_trusted
 from plantune.host import cxx_compiler
-from plantune.paths import cache_folder, database_path, is_passing
+from plantune.paths import cache_folder, can_write, database_path, is_passing
 
 OK, LIMITED, MISSING = "ok", "limited", "missing"
 PYTHON, TORCH = (3, 11), (2, 9)
@@ -114,9 +114,9 @@ def _what_a_compiler_brings() -> str:
 def _cache() -> Check:
     folder = cache_folder()
     wanted = os.environ.get("PLANTUNE_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    if is_passing(folder):
+    if is_passing(folder) or not can_write(folder):
         how = "set PLANTUNE_CACHE_DIR to a folder that you may write"
-        return Check("cache folder", LIMITED, f"{wanted} is not writable; nothing is cached", how)
+        return Check("cache folder", LIMITED, f"{wanted} is not writable; nothing new is kept", how)
     foreign = [why_not_trusted(folder / kind) for kind in ("cpu", "cuda", "cudnn")]
     if any(foreign):
         how = "set PLANTUNE_CACHE_DIR to a folder of your own"
@@ -141,7 +141,7 @@ def _database(path: Path) -> Check:
         how = "set PLANTUNE_CACHE_DIR to a local folder: SQLite's locks may fail there"
         return Check("plan database", LIMITED, f"{path}: on a network file system ({kind})", how)
     faults = [str(item.message) for item in caught if item.category is DatabaseWarning]
-    if faults or is_passing(path.parent):
+    if faults or is_passing(path.parent) or not can_write(path.parent):
         how = "give another path by --db, or set PLANTUNE_CACHE_DIR"
         return Check("plan database", LIMITED, (*faults, f"{path}: is not kept")[0], how)
     return Check("plan database", OK, str(path))

@@ -116,7 +116,7 @@ def _timed(worker: Worker, stored: PlanDatabase | None, chosen: Chosen, plan: Pl
 
 
 def _whole(worker: Worker, chosen: Chosen) -> tuple[float | None, float | None]:
-    """The framework op by op and the plan, each as a whole program, in turns."""
+    """The framework call by call and the plan, each as a whole program, in turns."""
     from plantune.measure.timing import Effort, Timing
 
     plans = [_framework_plan(chosen), chosen.plan]

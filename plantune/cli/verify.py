@@ -41,7 +41,7 @@ def verify_command(
 
     Each step is checked against float64, then the whole network, which is then raced with eager.
     The plan is the one for the options, or the one with this ID. Exit 5 if a number is wrong. One
-    that was predicted, or measured elsewhere, is kept as measured here.
+    that was predicted, measured elsewhere, or found by --from, is kept as measured here.
     """
     chosen = plan_to_run(place, workload, id, "verify")
     from plantune.measure.subject import Raced
@@ -82,12 +82,14 @@ def _document(chosen: Chosen, rows: list[dict[str, Any]], race: Race) -> dict[st
 
 
 def _measured(place: Path | None, chosen: Chosen, race: Race) -> int | None:
-    """Keeps a plan that was not measured here as one that is from now on; gives its new id."""
+    """Keeps a plan that was not measured here, or is in a file of others, as one that is from now
+    on; gives its new id.
+    """
     from plantune.plan_db.proofs import remember_proof
     from plantune.search.judgement import judged_alone
 
     here = environment_here(chosen.workload.arch)
-    if chosen.match == "exact" and chosen.plan.origin != "predicted":
+    if chosen.id is not None and chosen.match == "exact" and chosen.plan.origin != "predicted":
         remember_proof(chosen.plan, here)
         return None
     choices = tuple(replace(choice, times=None) for choice in chosen.plan.choices)
@@ -99,7 +101,9 @@ def _measured(place: Path | None, chosen: Chosen, race: Race) -> int | None:
 
 
 def _before(chosen: Chosen) -> str:
-    return "predicted" if chosen.plan.origin == "predicted" else "made elsewhere"
+    if chosen.plan.origin == "predicted":
+        return "predicted"
+    return "made elsewhere" if chosen.match != "exact" else "in another file"
 
 
 def _say_match(console: Console, chosen: Chosen) -> None:

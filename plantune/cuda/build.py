@@ -14,7 +14,7 @@ from plantune.build_log import build_error
 from plantune.cuda.choice import fitting, nvrtc_for
 from plantune.cuda.compiler import Kind, options_for, run_nvrtc, told
 from plantune.cuda.toolchain import Nvrtc, headers_digest, release_digest
-from plantune.paths import cache_folder
+from plantune.paths import cache_file
 from plantune.space.arch import Arch
 
 
@@ -57,7 +57,7 @@ def compile_cuda(source: str, arch: Arch, *, kind: Kind = "CUBIN") -> Binary:
     if compiled.image is None:
         what = f"{nvrtc} did not compile a kernel for {arch.name}"
         raise build_error(what, compiled.log, told(options, source))
-    place, key = _place(source, nvrtc, options)
+    place, key = _place(source, nvrtc, options, to_write=True)
     binary = Binary(key, compiled.image, compiled.log)
     _write(place, binary)
     return binary
@@ -82,10 +82,12 @@ def _number(pattern: str, text: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _place(source: str, nvrtc: Nvrtc, options: tuple[str, ...]) -> tuple[Path, str]:
+def _place(
+    source: str, nvrtc: Nvrtc, options: tuple[str, ...], *, to_write: bool = False
+) -> tuple[Path, str]:
     """Where a binary is kept, and its key."""
     key = _key(source, nvrtc, options)
-    return cache_folder() / "cuda" / f"{key}.bin", key
+    return cache_file("cuda", f"{key}.bin", to_write=to_write), key
 
 
 def _key(source: str, nvrtc: Nvrtc, options: tuple[str, ...]) -> str:

@@ -12,7 +12,7 @@ from plantune.build_log import first_error
 from plantune.cuda.compiler import options_for, run_nvrtc
 from plantune.cuda.toolchain import Nvrtc, all_nvrtc, how_to_install, release_digest
 from plantune.errors import BuildError
-from plantune.paths import cache_folder
+from plantune.paths import cache_file
 from plantune.space.arch import Arch
 
 # One header of each wheel that kernels need: the runtime's, CCCL's, and one that includes crt.
@@ -67,13 +67,13 @@ def _fault(nvrtc: Nvrtc, arch: Arch) -> str:
     """Why the probe does not compile, "" if it does; kept in the cache under all it depends on."""
     options = options_for(arch, "CUBIN")
     key = "\0".join((PROBE, release_digest(nvrtc), *options))
-    place = cache_folder() / "cuda" / f"{hashlib.sha256(key.encode()).hexdigest()}.probe"
-    kept = read_blob(place)
+    names = ("cuda", f"{hashlib.sha256(key.encode()).hexdigest()}.probe")
+    kept = read_blob(cache_file(*names))
     if kept is not None:
         return kept.decode()
     found = run_nvrtc(nvrtc, PROBE, options, "CUBIN")
     said = "" if found.image is not None else first_error(found.log) or "it compiles nothing"
     if not said or NO_HEADER in said:  # what else goes wrong may be right the next time
         with suppress(OSError):
-            write_blob(place, said.encode())
+            write_blob(cache_file(*names, to_write=True), said.encode())
     return said

@@ -24,7 +24,7 @@ from plantune.blobs import read_blob, write_blob
 from plantune.canonical import digest
 from plantune.cuda.flags import float32_precisions
 from plantune.errors import BuildError, CudaError, IllegalCandidate
-from plantune.paths import cache_folder
+from plantune.paths import cache_file
 
 # Addresses that a plan takes are multiples of this.
 ALIGNMENT_BYTES = 16
@@ -130,8 +130,9 @@ class ConvPlans:
             raise IllegalCandidate(self.why_none or f"cuDNN {version()} does not offer {name!r}")
         with _lock, torch.cuda.device(self._device):
             if name not in self._built:
-                place = cache_folder() / "cudnn" / f"{digest([*self._key, name])}.plan"
-                self._built[name] = self._restored(place) or self._compiled(name, place)
+                kept = ("cudnn", f"{digest([*self._key, name])}.plan")
+                made = self._restored(cache_file(*kept))
+                self._built[name] = made or self._compiled(name, kept)
             return self._built[name]
 
     def _restored(self, place: Path) -> ConvPlan | None:
@@ -148,7 +149,7 @@ class ConvPlans:
         except _refusals():
             return None
 
-    def _compiled(self, name: str, place: Path) -> ConvPlan:
+    def _compiled(self, name: str, kept: tuple[str, str]) -> ConvPlan:
         started, index = time.monotonic(), self._indices[name]
         try:
             self._graph.build_plan_at_index(index)
@@ -157,7 +158,7 @@ class ConvPlans:
             raise BuildError(f"cuDNN did not build {name}: {_brief(error)}", str(error)) from error
         if time.monotonic() - started > WORTH_KEEPING_S:
             with suppress(OSError):  # a full disk costs time in the next process
-                write_blob(place, bytes(self._graph.serialize()))
+                write_blob(cache_file(*kept, to_write=True), bytes(self._graph.serialize()))
         return plan
 
     def _plan(self, graph: Any, index: int) -> ConvPlan:

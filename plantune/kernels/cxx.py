@@ -25,7 +25,7 @@ from plantune.build_log import build_error
 from plantune.errors import BuildError
 from plantune.host import NO_COMPILER, cpu_identity, cxx_compiler
 from plantune.kernels.family import Arch, Attrs, KernelFamily, P
-from plantune.paths import PACKAGE_FOLDER, cache_folder, data_folder
+from plantune.paths import PACKAGE_FOLDER, cache_file, data_folder
 
 # Vectors are handed over inside a library alone, where all of it is compiled alike.
 OPTIONS = (
@@ -102,9 +102,10 @@ def load_library(source: str) -> ctypes.CDLL:
     compiler = cxx_compiler()
     if compiler is None:
         raise BuildError(NO_COMPILER)
-    place = cache_folder() / "cpu" / f"{_key(source, compiler)}.so"
-    content = read_blob(place)
+    names = ("cpu", f"{_key(source, compiler)}.so")
+    content = read_blob(cache_file(*names))
     if content is None:
+        place = cache_file(*names, to_write=True)
         try:
             content = _compiled(source, compiler)
         except OSError as error:

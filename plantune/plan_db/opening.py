@@ -15,6 +15,7 @@ from pathlib import Path
 from sqlite_utils import Database
 
 from plantune import errors
+from plantune.paths import is_said
 from plantune.plan_db.migrations import migrate
 from plantune.plan_db.mounts import network_file_system
 from plantune.plan_db.recognition import SIDE_FILES, is_own, refused, require_own_kind
@@ -66,13 +67,16 @@ def _instead_of_writable(path: Path, reason: Exception, timeout_s: float) -> Ope
     try:
         if os.path.isfile(path):
             opened = _open_read_only(path, timeout_s)
-            _warn(f"{path}: is open for reading only: {reason}")
+            if not (is_own(path) and is_said()):
+                _warn(f"{path}: is open for reading only: {reason}")
             return opened
     except errors.DatabaseLocked:
         raise
     except errors.DatabaseUnavailable:
         pass
-    _warn(f"{path}: cannot be used, results are kept in memory until the process ends: {reason}")
+    if not (is_own(path) and is_said()):
+        kept = "results are kept in memory until the process ends"
+        _warn(f"{path}: cannot be used, {kept}: {reason}")
     return in_memory()
 
 

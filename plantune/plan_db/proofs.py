@@ -12,7 +12,7 @@ from plantune.canonical import digest
 from plantune.errors import ForeignFile
 from plantune.files import read_regular, write_whole
 from plantune.machine import Environment
-from plantune.paths import cache_folder
+from plantune.paths import cache_file
 from plantune.plan import Plan
 
 SIZE_LIMIT_BYTES = 1024
@@ -47,16 +47,17 @@ class _Note:
 
     def __init__(self, plan: Plan, environment: Environment, *what: str) -> None:
         name = digest([plan.digest, environment.key, *what])
-        self.place = cache_folder() / "proofs" / name
+        self._names = ("proofs", name)
         self.head = f"plan {plan.digest}\nenvironment {environment.key}\n".encode()
 
     def holds(self, text: bytes = b"") -> bool:
         try:
-            return read_regular(self.place, SIZE_LIMIT_BYTES) == self.head + text
+            return read_regular(cache_file(*self._names), SIZE_LIMIT_BYTES) == self.head + text
         except ForeignFile:
             return False
 
     def write(self, text: bytes = b"") -> None:
         with suppress(OSError):
-            self.place.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.place, self.head + text)
+            place = cache_file(*self._names, to_write=True)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(place, self.head + text)

@@ -21,7 +21,8 @@ from plantune.problem import Problem
 from plantune.warning import warn
 
 WAIT_S = 2.0
-# CPUs differ more than the GPUs of an arch do: a search begins from what is shipped for them.
+# CPUs differ more than the GPUs of an arch do: what is shipped for them must win a race first, in a
+# search or in the first calls.
 CONTENDERS_ONLY = ("cpu",)
 OWN, TEAM, SHIPPED = "own", "team", "shipped"
 
@@ -42,6 +43,25 @@ def find_stored_plan(
         if found[-1] is not None and found[-1].match == "exact":
             break
     return rows.best(found)
+
+
+def shipped_contender(problem: Problem, environment: Environment) -> rows.Found | None:
+    """The plan that plantune ships for a problem on a CPU, where it must first win a race. None if
+    it has none, or one that another way is known to beat.
+    """
+    if problem.arch not in CONTENDERS_ONLY:
+        return None
+    found = None
+    with suppress(PlantuneError):  # an incomplete installation is reported where it hurts
+        found = _find_in(shipped_file(problem.arch), SHIPPED, problem, environment)
+    if found is None or found.match == "foreign" or found.plan.origin != "measured":
+        return None
+    return found
+
+
+def shipped_file(arch: str) -> Path:
+    """The plans that plantune ships for an arch."""
+    return data_folder("plans") / f"{arch}.db"
 
 
 def stored_plans_in(path: Path) -> list[rows.StoredPlan]:
@@ -71,7 +91,7 @@ def _places(arch: str, database: Path | None) -> Iterator[tuple[Path, str]]:
     if arch in CONTENDERS_ONLY:
         return
     with suppress(PlantuneError):  # an incomplete installation is reported where it hurts
-        yield data_folder("plans") / f"{arch}.db", SHIPPED
+        yield shipped_file(arch), SHIPPED
 
 
 def _find_in(

@@ -85,7 +85,10 @@ def by_layer(framework: Timed) -> list[LayerTime]:
 
 def by_step(planned: Timed, framework: Timed) -> list[StepTime]:
     """Sorted by the time that each step saves, the most first."""
-    alone = {timed.step.name: timed.us for timed in framework}
+    alone: dict[str, float | None] = {}
+    for timed in framework:  # a call of several ops counts where the first one is
+        first, *rest = (node.name for node in timed.step.nodes)
+        alone |= {first: timed.us, **dict.fromkeys(rest, None if timed.us is None else 0.0)}
     found = [_step_time(timed, alone) for timed in planned]
     return sorted(found, key=lambda item: -(item.removed_us or 0.0))
 

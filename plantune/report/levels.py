@@ -35,7 +35,7 @@ class Level:
 
 
 def levels(workload: Workload, plan: Plan) -> list[Level]:
-    """The framework op by op with norms of their own, partitions with ever more in a step, `plan`.
+    """The framework's calls with norms of their own, partitions with ever more in a step, `plan`.
 
     Between the two ends each step has the kernel that one would pick without measuring.
     """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from dataclasses import replace
+from functools import partial
 from weakref import WeakSet
 
 import torch
@@ -18,7 +20,7 @@ from plantune.plan import EAGER, PROGRAM, Plan, check_plan, is_for, named_as
 from plantune.plan_db.plan_file import PlanFile
 from plantune.plan_db.proofs import is_known_slower, is_proved, remember_proof, remember_race
 from plantune.plan_db.rows import Found
-from plantune.plan_db.stored import find_stored_plan
+from plantune.plan_db.stored import find_stored_plan, shipped_contender, shipped_file
 from plantune.problem import Problem
 from plantune.runtime.consistent import by_its_program, tell, transferred, why_apart
 from plantune.runtime.framework import Options
@@ -26,6 +28,7 @@ from plantune.runtime.guess_race import is_slower, is_unsure
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.recheck import recheck
 from plantune.runtime.stock import Stock, device_of
+from plantune.runtime.trial import Shipped
 from plantune.space.search_space import SearchSpace
 from plantune.standing import loss_text
 from plantune.warning import warn
@@ -88,6 +91,7 @@ class Finder:
         self._device = device_of(held.module, held.otherwise)
         self._here = environment_of(self._device)
         self._problem = Problem.of(graph, space.arch.name, options.name)
+        self._shipped: Found | None = None
 
     def stock(self) -> Stock:
         """Instances of the best plan there is: the given one, else one that is stored for this
@@ -126,8 +130,12 @@ class Finder:
         found = find_stored_plan(self._problem, self._here)
         if found is not None and found.match != "foreign":
             return self._stored(found)
+        self._shipped = shipped_contender(self._problem, self._here)
+        if self._shipped is not None and self._may_try(self._shipped):
+            return None
         if options.known:
-            _without_plan(_what_is_missing(self._problem, found), options.fallback)
+            text = _what_is_missing(self._problem, found) + _how_to_enable(self._shipped)
+            _without_plan(text, options.fallback)
         else:
             _advise(self._held.module, options.name)
         return None
@@ -147,7 +155,31 @@ class Finder:
 
     def _of_framework(self) -> Stock:
         plain = default_plan(self._graph, self._space, network=self._options.name)
-        return self._stock_of(replace(plain, runner=UNPLANNED[self._space.arch.kind]))
+        stock = self._stock_of(replace(plain, runner=UNPLANNED[self._space.arch.kind]))
+        if self._shipped is not None and self._may_try(self._shipped):
+            plan = named_as(self._shipped.plan, self._graph)
+            prove = partial(self._attempt, self._shipped.plan)
+            stock.shipped = Shipped(plan, self._graph, self._space, prove, self._tell_of_shipped)
+        return stock
+
+    def _may_try(self, shipped: Found) -> bool:
+        """Whether the first calls can race a shipped plan: they must leave nothing behind but their
+        results, and may differ in the last bits.
+        """
+        graph, options = self._graph, self._options
+        if graph.backward_from is not None or graph.updates or graph.draws or options.consistent:
+            return False
+        fits = is_for(shipped.plan, graph) and self._arguments.autocast is None
+        return fits and shipped.plan.run_by(frozen=options.frozen) == PROGRAM
+
+    def _tell_of_shipped(self, why: str) -> None:
+        text = f"the plan that plantune ships for {self._problem} cannot run here: {why}"
+        if self._options.known and self._options.fallback != "silent":
+            workload = Workload.of(self._problem)
+            text += f"; `plantune search {workload.arguments()}` finds another one"
+            warn(text, NoStoredPlan)
+        else:
+            log.info(text)
 
     def _quicker(self, guess: Stock) -> Stock:
         """The guess, or the framework's kernels if they win a race, where that is not sure."""
@@ -242,6 +274,19 @@ def _what_is_missing(problem: Problem, found: Found | None) -> str:
     return (
         f"no plan for {workload} is stored, so nothing that was measured runs; "
         f"`plantune search {workload.arguments()}` finds one"
+    )
+
+
+def _how_to_enable(shipped: Found | None) -> str:
+    """Of a plan that is shipped, and is not raced in the first calls."""
+    if shipped is None:
+        return ""
+    problem = shipped.plan.problem
+    arguments = Workload.of(problem).arguments()
+    place = shlex.quote(str(shipped_file(problem.arch)))
+    return (
+        f"; plantune ships one that was measured on another CPU: `plantune verify {arguments} "
+        f"--from {place}` proves and measures it here, from then on it runs"
     )
 
 

@@ -38,6 +38,7 @@ from plantune.runtime.torch_internals import (
     set_grad_enabled,
     tracing_state,
 )
+from plantune.runtime.trial import Trial
 
 # Where eager runs a module, the module is looked at once in so many calls: in another form it may
 # have a plan.
@@ -257,6 +258,8 @@ def plain_call(known: Known) -> PlainCall:
     runner = known.kept.runner
     if runner is None:
         return program_call(known)
+    if isinstance(runner, Trial):  # which builds, proves and races in its calls
+        return missed
     if runner.winner is None:
         assert isinstance(runner, Contest)
         return contested_call(known, runner)

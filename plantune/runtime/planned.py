@@ -21,11 +21,12 @@ from plantune.runtime.inputs import PlannedCall
 from plantune.runtime.runners import Runner
 from plantune.runtime.stock import MOST_PASSES, Stock
 from plantune.runtime.torch_internals import asks_for_determinism
+from plantune.runtime.trial import Trial
 
 # Of each parameter and input whether it gets a gradient; None in inference.
 Trained = tuple[bool, ...] | None
 # What stands in for a program, or is tried beside it.
-StandIn = Runner | Contest
+StandIn = Runner | Contest | Trial
 
 
 # Dtypes whose factors torch's settings round on a GPU.
@@ -84,11 +85,23 @@ class Planned:
 
     def settle(self) -> None:
         """Takes over what calls have shown since the last look."""
-        if isinstance(self.runner, Contest) and self.runner.name == PROGRAM:
+        runner = self.runner
+        if isinstance(runner, Trial) and runner.is_over:
+            self._take(runner)
+        elif isinstance(runner, Contest) and runner.name == PROGRAM:
             self.runner = None
         how = self.how if self.runner is None else self.runner.name
         if self.call.how != how:
             self.call = self._call(how)
+
+    def _take(self, trial: Trial) -> None:
+        """What a trial has found runs from now on."""
+        if trial.has_won and trial.stock is not None:
+            self.stock = trial.stock
+            self.is_deterministic = bool(self.stock.plan.evidence.get("deterministic"))
+            self.runner = None
+        else:
+            self.runner = trial.contest
 
     def leaves(self, form: Form, trained: tuple[bool, ...]) -> Mapping[str, Tensor]:
         """The form's parameters that get a gradient, by name. Another one must be no part of
@@ -133,10 +146,16 @@ class Planned:
             if stock.match == "compatible" and name == PROGRAM:
                 return Contest(stock.held, frozen=stock.frozen, program=self._of_program)
             if stock.plan.origin == "default" and name != PROGRAM:
-                return Contest(stock.held, frozen=stock.frozen)
+                contest = Contest(stock.held, frozen=stock.frozen)
+                tried = stock.shipped
+                return contest if tried is None else Trial(contest, tried, self._running)
         if name != PROGRAM and self._on_gpu and any(map(errs_in_channels_last, stock.graph.nodes)):
             name = EAGER
         return None if name == PROGRAM else Runner(name, stock.held, trains=trains)
 
     def _of_program(self, *args: Any, **kwargs: Any) -> Any:
         return self.outputs.of(self.stock.run(*self._tensors_of(args, kwargs)))
+
+    def _running(self, stock: Stock) -> Callable[..., Any]:
+        """What runs calls from other instances."""
+        return lambda *args, **kwargs: self.outputs.of(stock.run(*self._tensors_of(args, kwargs)))

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import chain
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
@@ -22,6 +23,9 @@ from plantune.runtime.live_state import HeldTensors, LiveState, counters_of
 from plantune.runtime.torch_internals import current_gpu, is_capturing
 from plantune.scopes import with_values
 from plantune.space.search_space import SearchSpace
+
+if TYPE_CHECKING:
+    from plantune.runtime.trial import Shipped
 
 # The number of a capture, and the stream.
 Capture = tuple[int, int]
@@ -157,6 +161,8 @@ class Stock:
         self.space = space
         # How a stored plan's environment matches this one; None of a plan that is not stored.
         self.match: str | None = None
+        # A plan that may be faster here, to be tried in the first calls.
+        self.shipped: Shipped | None = None
         self.held = held
         self.frozen = frozen
         self._idle: list[Instance] = []

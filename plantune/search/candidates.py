@@ -13,6 +13,7 @@ from plantune.graph.graph import Named
 from plantune.graph.ops import op_named
 from plantune.graph.partition import alternatives
 from plantune.kernels.family import Candidate
+from plantune.kernels.one_call import is_one_call
 from plantune.kernels.registry import candidates, estimate_us, family_named
 from plantune.plan import Plan, pass_steps
 from plantune.space import Arch, SearchSpace
@@ -120,8 +121,8 @@ def _heaviest_work(step: Step) -> str:
 def step_candidates(graph: Graph, space: SearchSpace) -> tuple[StepCandidate, ...]:
     """Everything that may run in a pass.
 
-    The framework fuses nothing, so it is a candidate of single ops. A family that takes long to
-    build is a candidate of its largest groups only: a part of one is rarely worth a build.
+    The framework is a candidate of what eager runs as one call. A family that takes long to build
+    is a candidate of its largest groups only: a part of one is rarely worth a build.
     """
     steps = [s for s in alternatives(graph, all_fusions()) if s.phase != "refresh"]
     found: list[StepCandidate] = []
@@ -135,7 +136,19 @@ def step_candidates(graph: Graph, space: SearchSpace) -> tuple[StepCandidate, ..
             own = [StepCandidate(step, twin.candidate, space.arch, twin) for twin in twins]
         found += own
     largest = _largest_groups(c for c in found if c.build_s >= LONG_BUILD_S)
-    return tuple(c for c in found if _is_worthwhile(c, largest))
+    kind = space.arch.kind
+    return tuple(c for c in found if _is_worthwhile(c, largest, kind))
+
+
+def eagers_calls(candidates: Iterable[StepCandidate]) -> list[StepCandidate]:
+    """Of the candidates what eager calls one after the other, in the layout that callers bring."""
+    found = [
+        each
+        for each in candidates
+        if each.candidate.family == FRAMEWORK and each.candidate.config["layout"] == "nchw"
+    ]
+    joined = {name for each in found if len(each.nodes) > 1 for name in each.nodes}
+    return [each for each in found if len(each.nodes) > 1 or each.nodes[0] not in joined]
 
 
 def candidates_of(plan: Plan, graph: Graph, space: SearchSpace) -> list[StepCandidate]:
@@ -146,9 +159,9 @@ def candidates_of(plan: Plan, graph: Graph, space: SearchSpace) -> list[StepCand
 Group = tuple[str, frozenset[str]]
 
 
-def _is_worthwhile(candidate: StepCandidate, largest: Collection[Group]) -> bool:
+def _is_worthwhile(candidate: StepCandidate, largest: Collection[Group], kind: str) -> bool:
     if candidate.candidate.family == FRAMEWORK:
-        return len(candidate.nodes) == 1
+        return len(candidate.nodes) == 1 or is_one_call(candidate.step, kind)
     return candidate.build_s < LONG_BUILD_S or _group(candidate) in largest
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.outcome import Measured, Outcome, is_noisy
-from plantune.search.candidates import Cluster, Key, StepCandidate, heaviest_node
+from plantune.search.candidates import VIEW, Cluster, Key, StepCandidate, heaviest_node
 from plantune.search.results import StepsSum
 
 
@@ -43,6 +43,11 @@ class Costs:
 
     def knows(self, candidate: StepCandidate) -> bool:
         return candidate.key in self.outcomes
+
+    def unsure(self, candidate: StepCandidate) -> int:
+        """How many ops of it have an estimated time. A view takes none."""
+        measured = isinstance(self.outcomes.get(candidate.key), Measured)
+        return 0 if measured or candidate.candidate.family == VIEW else len(candidate.nodes)
 
     def fastest_us(self, step: Step) -> float:
         """The time of the fastest candidate measured for a step; infinite if there is none."""

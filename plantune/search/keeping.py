@@ -71,6 +71,7 @@ class KeepingDatabase(PlanDatabase):
             return use(self._file)
         except DatabaseUnavailable as error:
             self.fault = error
-            self._warn(f"{error}. The search goes on in memory.")
+            if not self._file.read_only:  # else whoever opened it was warned
+                self._warn(f"{error}. The search goes on in memory.")
             self._memory = PlanDatabase.in_memory()
             return use(self._memory)

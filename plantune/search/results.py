@@ -105,9 +105,9 @@ class StepsSum:
 class Progress:
     """`phase` is measuring, ranking or racing.
 
-    `best` is the best cover so far and `framework` the framework op by op, both with what is known
-    at this moment. `whole_us` is the time of the best plan that was timed as a whole; infinite
-    before there is one.
+    `best` is the best cover so far and `framework` the framework call by call, both with what is
+    known at this moment. `whole_us` is the time of the best plan that was timed as a whole;
+    infinite before there is one.
     """
 
     phase: str

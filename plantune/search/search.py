@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 
 from plantune.cuda.capture import no_collection
-from plantune.default_plans import COMPILED, default_plan, guessed_plan, hand_plan
+from plantune.default_plans import COMPILED, framework_plans, guessed_plan, hand_plan
 from plantune.errors import MeasureTimeout, OutOfTime, WorkerDied
 from plantune.graph import Attrs, Graph
 from plantune.graph.tape import Tape
@@ -28,6 +29,7 @@ from plantune.search.budget import CALLS_IN_A_RACE, Budget
 from plantune.search.builds import Builds, builds_for
 from plantune.search.cover import Cover
 from plantune.search.crew import Crew
+from plantune.search.dearer import without_dearer
 from plantune.search.elsewhere import prove_elsewhere, start_all
 from plantune.search.joint import wait_for_turn
 from plantune.search.judgement import (
@@ -133,6 +135,8 @@ class Search:
             before = distinct(filter(None, [self._incumbent, nearest or in_use]))
             timed = self._beginning.timed
             plans = rank(run, contenders, before, state, built=timed, needed=in_use)
+            # What always runs is raced if all else fails.
+            plans = distinct([*plans, self._frameworks[0]])
             self._log.snapshot("ranking")
             self._best = plans[0]
             run.tell("racing")
@@ -225,13 +229,20 @@ class Search:
     def _begin(self, run: Run) -> None:
         """Measures the steps of the best plan that was timed. Where calls build no guess, also
         those of the plan by hand: then searches with other seeds, and on machines that others
-        disturb, end with that or better.
+        disturb, end with that or better. Without either also eager's calls, so that what looks
+        better than they are is compared with measured times.
         """
         first = [*self._beginning.timed[:1]]
         if self._guess is None:
             first.append(hand_plan(self.graph, self.space, network=self.problem.network))
+            first += [] if self._beginning.timed else self._frameworks
         for plan in distinct(first):
             run.steps.begin_with(plan, run.budget, self._report)
+
+    @cached_property
+    def _frameworks(self) -> tuple[Plan, ...]:
+        """The framework's own kernels, as callers bring images and in channels_last."""
+        return framework_plans(self.graph, self.space, network=self.problem.network)
 
     def _plan_of(self, cover: Cover) -> Plan:
         return plan_of(cover, self.graph, self.space, network=self.problem.network)
@@ -257,27 +268,30 @@ class Search:
     def _contenders(
         self, steps: StepSearch, known: Sequence[Plan], in_use: Plan | None
     ) -> list[Plan]:
-        """The plan that calls use, the best known one, the best cover, those picked by hand, the
-        other covers and known ones, and the default one: on a busy machine the first ones are all
-        that is ranked, and the sums of steps say least there.
+        """The plan that calls use, the best known one, the best cover, those picked by hand and of
+        the framework's kernels, the other covers and known ones, and the default one: on a busy
+        machine the first ones are all that is ranked, and the sums of steps say least there. What
+        is clearly slower than the best cover by measured times is left out, unless calls use it or
+        it was found by a search.
         """
-        graph, name = self.graph, self.problem.network
+        graph, space, name = self.graph, self.space, self.problem.network
         # Without a measured step the best cover is the default plan, and finding it takes seconds.
         covers = steps.covers(COVERS_TO_RANK) if steps.measured else []
         found = [self._plan_of(cover) for _, cover in covers]
-        by_hand = [hand_plan(graph, self.space, network=name, without=w) for w in LEFT_OUT]
-        plain = default_plan(graph, self.space, network=name)
+        by_hand = [hand_plan(graph, space, network=name, without=w) for w in LEFT_OUT]
         best = [*self._beginning.timed, *known][:1]
-        first = [*filter(None, [in_use, self._guess]), *best]
-        return distinct([*first, *found[:1], *by_hand, *found[1:], *known, plain])
+        first = [*filter(None, [in_use, self._guess]), *best, *found[:1]]
+        plain, *plain_too = self._frameworks
+        some = distinct([*by_hand[:1], *plain_too, *by_hand[1:], *found[1:]])
+        others, last = (without_dearer(p, graph, space, steps) for p in (some, [plain]))
+        return distinct([*first, *others, *known, *last])
 
     def _is_less_than_the_guess(self, plan: Plan, ranked: Sequence[Plan]) -> bool:
         """Whether the framework's own kernels are left without having been compared with the guess:
         kept as a plan they would take its place.
         """
         guess = self._guess
-        plain = default_plan(self.graph, self.space, network=self.problem.network)
-        if guess is None or not choose_alike(plan, plain):
+        if guess is None or not choose_alike(plan, self._frameworks[0]):
             return False
         return not any(choose_alike(guess, other) for other in ranked)
 

@@ -14,7 +14,13 @@ from plantune.plan import Plan
 from plantune.search.best_cover import BestCover
 from plantune.search.budget import Budget, Durations
 from plantune.search.builds import Builds, built_as
-from plantune.search.candidates import FRAMEWORK, LONG_BUILD_S, Key, StepCandidate, step_candidates
+from plantune.search.candidates import (
+    LONG_BUILD_S,
+    Key,
+    StepCandidate,
+    eagers_calls,
+    step_candidates,
+)
 from plantune.search.clusters import Clusters, Weighed
 from plantune.search.costs import Costs
 from plantune.search.cover import CONVERSION_COSTS, NARROW_BEAM, Cover, beam_for, best_covers
@@ -43,6 +49,8 @@ WAIT_S = 0.5
 # Where nothing can be begun, how long to wait for an outcome before looking again.
 POLL_S = 0.1
 REASON_LENGTH = 4000
+# More than any graph takes.
+UNSURE_US = 1e9
 
 
 class StepSearch:
@@ -79,12 +87,7 @@ class StepSearch:
         self._disturbed: set[Key] = set()
         # Whether candidates that take long to build are left for later.
         self._quick_alone = any(candidate.build_s >= LONG_BUILD_S for candidate in self.candidates)
-        self._framework = [
-            candidate
-            for candidate in self.candidates
-            if candidate.candidate.family == FRAMEWORK
-            and candidate.candidate.config["layout"] == "nchw"
-        ]
+        self._framework = eagers_calls(self.candidates)
         self._recall()
         # What the best plan took that was timed as a whole.
         self.whole_us = math.inf
@@ -337,11 +340,29 @@ class StepSearch:
         return wanted
 
     def covers(self, wanted: int, beam: int | None = None) -> list[tuple[float, Cover]]:
-        """The best covers of measured candidates; what always runs may be estimated."""
+        """The best covers of measured candidates. Of what always runs an estimate counts only where
+        nothing was measured: it may be far too low, and such a cover is not ranked beside others.
+        """
         self.costs.discount = 1.0
         priced = self.costs.priced(self._clusters.known(), measured_only=True)
+        sure = ((c, us + UNSURE_US * self.costs.unsure(c)) for c, us in priced)
         beam = beam or beam_for(self.graph)
-        return best_covers(self.graph, priced, wanted, self._conversion, beam)
+        found = best_covers(self.graph, sure, wanted, self._conversion, beam)
+        unsure = [sum(map(self.costs.unsure, cover)) for _, cover in found]
+        return [
+            (cost_us - UNSURE_US * of_cover, cover)
+            for (cost_us, cover), of_cover in zip(found, unsure, strict=True)
+            if of_cover == unsure[0]
+        ]
+
+    def least_us(self, candidates: Sequence[StepCandidate]) -> float:
+        """What these take together with the conversions between them, by what was measured; at
+        least, where some of it was not.
+        """
+        known = [(c, self.costs.of(c) if self.costs.knows(c) else 0.0) for c in candidates]
+        if not all(math.isfinite(us) for _, us in known):
+            return math.inf
+        return best_covers(self.graph, known, 1, self._conversion, 1)[0][0]
 
     def best(self) -> StepsSum:
         """The best cover that is known as a sum of its steps and the conversions between them."""
@@ -358,7 +379,7 @@ class StepSearch:
         return sum(isinstance(outcome, Measured) for outcome in self.costs.outcomes.values())
 
     def framework(self) -> StepsSum:
-        """The framework op by op, in the layout that callers bring."""
+        """The framework call by call, as eager runs it, in the layout that callers bring."""
         return self.costs.summed(self._framework)
 
     def progress(

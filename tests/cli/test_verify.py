@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,8 @@ from plantune.machine import cpu_environment
 from plantune.outcome import Outcome, Rejected
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.exports import export_plans
+from plantune.plan_db.proofs import is_proved
 
 from .conftest import FakeWorker, Run, changed, measured, object_of
 
@@ -116,6 +119,42 @@ def test_a_compatible_plan_says_what_differs(
     result = run("verify", id)
     assert result.exit_code == 0
     assert "threads: 64 there" in result.stdout
+
+
+@pytest.fixture
+def team(stored: int, plan: Plan, tmp_path: Path) -> Path:
+    """A file of others with the plan, which says that this machine made it; of our own there is
+    none.
+    """
+    with PlanDatabase.open() as database:
+        export_plans(database, tmp_path / "team.db", "cpu")
+        database.remove_plan(stored)
+    return tmp_path / "team.db"
+
+
+def test_a_plan_of_a_file_is_kept_as_measured_here(run: Run, team: Path, plan: Plan) -> None:
+    """What a file says of this machine nobody saw here, so it is measured and becomes one's own."""
+    from plantune.plan_db.stored import find_stored_plan
+
+    result = run("verify", "--batch", 1, "--from", str(team), "--json")
+    kept = object_of(result)["measured_plan_id"]
+    with PlanDatabase.open() as database:
+        (own,) = database.plans()
+    assert (own.id, own.environment) == (kept, cpu_environment())
+    assert own.plan.choices == plan.choices
+    assert own.plan.evidence["median_ms"] == pytest.approx(2.0, rel=0.01)
+    found = find_stored_plan(plan.problem, cpu_environment())
+    assert (found.plan, found.match, found.whose) == (own.plan, "exact", "own")
+    assert is_proved(own.plan, cpu_environment())
+    again = object_of(run("verify", "--batch", 1, "--from", str(team), "--json"))
+    assert again["measured_plan_id"] is None  # one's own comes first
+
+
+def test_it_says_whose_the_plan_was(run: Run, team: Path) -> None:
+    shown = run("verify", "--batch", 1, "--from", str(team)).stdout
+    assert "the team plan was in another file; it is kept as plan 1, which is measured here" in (
+        " ".join(shown.split())
+    )
 
 
 def test_a_plan_from_elsewhere_is_kept_as_measured_here(

@@ -44,12 +44,15 @@ def nodes_with(plan, node):
     return next(c.nodes for c in plan.choices if node in c.nodes)
 
 
-def test_the_default_plan_is_the_framework_op_by_op(graph, space):
+def test_the_default_plan_is_the_framework_call_by_call(graph, space):
     plan = default_plan(graph, space, network="block")
-    assert [choice.nodes for choice in plan.choices] == [(node.name,) for node in graph.nodes]
-    for choice, node in zip(plan.choices, graph.nodes, strict=True):
-        expected = ("view", {}) if node.op == "reshape" else ("framework", {"layout": "nchw"})
+    ops = {node.name: node.op for node in graph.nodes}
+    assert [name for choice in plan.choices for name in choice.nodes] == [*ops]
+    for choice in plan.choices:
+        first, *rest = (ops[name] for name in choice.nodes)
+        expected = ("view", {}) if first == "reshape" else ("framework", {"layout": "nchw"})
         assert (choice.candidate.family, dict(choice.candidate.config)) == expected
+        assert not rest or (first in ("conv2d", "matmul") and rest == ["add_channel"])
     assert "view" in {choice.candidate.family for choice in plan.choices}
 
 

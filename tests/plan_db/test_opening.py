@@ -28,6 +28,8 @@ from plantune.plan_db import migrations, mounts, opening
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.rows import SCHEMA_VERSION, connect_read_only
 
+from ..permissions import write_protected
+
 DATA = Path(__file__).parent / "data"
 
 
@@ -105,19 +107,14 @@ def test_without_a_home_or_a_cache_one_warning_is_all(
     assert len(caught) <= 1  # none where an earlier test of this process had the warning already
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to root")
 def test_a_file_that_cannot_be_written_is_read(path: Path, here: Environment, plan: Plan) -> None:
     with PlanDatabase.open(path) as database:
         database.put_plan(plan, here)
-    path.chmod(0o444)
-    path.parent.chmod(0o555)
-    try:
+    with write_protected(path.parent):
         with pytest.warns(DatabaseWarning, match="open for reading only"):
             database = PlanDatabase.open(path)
         with database:
             assert [stored.plan for stored in database.plans()] == [plan]
-    finally:
-        path.parent.chmod(0o755)
 
 
 def test_a_short_lock_is_waited_for(path: Path, here: Environment, plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""The framework's own ops, one after the other: a candidate of every step."""
+"""The framework's own ops, one after the other as eager calls them: a candidate of every step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from plantune.graph.ops.history import HISTORY
 from plantune.graph.ops.pointwise import BroadcastOp
 from plantune.kernels.chips import slowdown
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, KernelFamily, Parts
-from plantune.kernels.torch_ops import Call, call_of, viewed, writes
+from plantune.kernels.one_call import BIASED, call_together, calls_in
+from plantune.kernels.torch_ops import Call, viewed, writes
 from plantune.layouts import aligned, in_layout, view_bytes
 
 # Their kernels follow the layout of the image: batch norm writes in it even into given memory of
@@ -70,7 +71,7 @@ class Framework(KernelFamily[Parts]):
         return {**inputs, **{name: _made_in(step, name, config) for name, _ in step.outputs}}
 
     def adopts(self, parts: Parts, config: Attrs) -> frozenset[str]:
-        made = (node.outputs for node in parts.step.nodes if not writes(node.op))
+        made = (nodes[-1].outputs for nodes in calls_in(parts.step) if not writes(nodes[0].op))
         leaving = {name for name, _ in parts.step.outputs}
         return frozenset(itertools.chain.from_iterable(made)) & leaving
 
@@ -96,9 +97,14 @@ class Framework(KernelFamily[Parts]):
         return sum(aligned(types[name].size_bytes) for name in _planned_inside(parts.step))
 
     def estimate_us(self, parts: Parts, config: Attrs, arch: Arch) -> float:
-        """Each op is a launch, and moves its own inputs and outputs."""
+        """Each call is a launch, and moves its own inputs and outputs."""
         cost, rows = arch.cost(self.name), config["layout"] == "nchw"
-        return sum(_node_us(parts.step, node, cost, arch, rows) for node in parts.step.nodes)
+        called = (
+            nodes[:1] if nodes[0].op in BIASED[arch.kind] else nodes
+            for nodes in calls_in(parts.step)
+        )
+        nodes = itertools.chain.from_iterable(called)
+        return sum(_node_us(parts.step, node, cost, arch, rows) for node in nodes)
 
     def bind(self, parts: Parts, config: Attrs, frame: Frame) -> Binding:
         step, values = parts.step, frame.values
@@ -108,9 +114,9 @@ class Framework(KernelFamily[Parts]):
             assert frame.workspace is not None
             values[name] = view_bytes(frame.workspace, start, type_, _made_in(step, name, config))
             start += aligned(type_.size_bytes)
-        calls = [call_of(node, values, frame.loose) for node in step.nodes]
+        calls = [call_together(nodes, values, frame.loose) for nodes in calls_in(step)]
         calls += _settled(step, config, values, self.adopts(parts, config) - frame.loose)
-        dropped = [name for name in step.internal if name not in values]
+        dropped = [name for name in _made_inside(step) if name not in values]
 
         def launch(stream: int) -> None:
             for call in calls:
@@ -155,8 +161,14 @@ def _converts(images: Sequence[TensorType], in_rows: bool) -> bool:
 
 def _planned_inside(step: Step) -> list[str]:
     """Internal values that the framework writes into the workspace."""
-    written = {name for node in step.nodes if writes(node.op) for name in node.outputs}
+    written = {n for nodes in calls_in(step) if writes(nodes[0].op) for n in nodes[-1].outputs}
     return [name for name in step.internal if name in written]
+
+
+def _made_inside(step: Step) -> list[str]:
+    """Internal values that there are: what a call adds a bias to is none."""
+    made = {name for nodes in calls_in(step) for name in nodes[-1].outputs}
+    return [name for name in step.internal if name in made]
 
 
 def _made_in(step: Step, name: str, config: Attrs) -> str:

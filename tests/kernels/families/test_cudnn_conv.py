@@ -22,6 +22,7 @@ from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.registry import candidates, why_not
 from plantune.layouts import view_bytes
 from plantune.measure.inputs import draw_inputs
+from plantune.paths import cache_folder
 from plantune.plan_db.validation import _check_candidate
 from plantune.space.arch import load_arch
 from plantune.space.search_space import SearchSpace, load_search_space
@@ -220,7 +221,7 @@ def kept(library, step_of, monkeypatch) -> Path:
     monkeypatch.setattr(cudnn, "WORTH_KEEPING_S", -1.0)
     FAMILY.build(FAMILY.parts(step_of(conv)), Attrs(plan="eng2"), SPACE.arch)
     cudnn._conv_plans.cache_clear()
-    (place,) = (cudnn.cache_folder() / "cudnn").iterdir()
+    (place,) = (cache_folder() / "cudnn").iterdir()
     return place
 
 
@@ -253,7 +254,7 @@ def test_a_kept_plan_that_the_library_refuses_is_built_again(library, step_of, k
 def test_what_takes_no_time_is_not_kept(library, step_of, monkeypatch):
     monkeypatch.setattr(cudnn, "WORTH_KEEPING_S", 60.0)
     FAMILY.build(FAMILY.parts(step_of(conv)), Attrs(plan="eng2"), SPACE.arch)
-    assert not (cudnn.cache_folder() / "cudnn").exists()
+    assert not (cache_folder() / "cudnn").exists()
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ WAY_OF_A_CALL = (
     "plantune.training.models",
     "plantune.training.replays",
     "plantune.training.step",
+    "plantune.training.turns",
     "torch.nn.modules.module",
 )
 

@@ -70,7 +70,7 @@ class ResultStrides:
             with torch.set_grad_enabled(self._trains):
                 found = strides_in_eager(self._held.module, self._call, inputs, self._device)
         except Exception as error:  # A forward may fail in any way, for want of memory too.
-            log.info("results come in rows, as eager cannot be asked: %s", first_line(error))
+            log.info("eager cannot be asked for strides of results: %s", first_line(error))
         self._known[key] = found
         return found
 

@@ -26,7 +26,9 @@ def kept_numbers(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        generator.set_state(before)
+        # After it was set, torch makes another state for dropout in recurrent layers of a GPU.
+        if not torch.equal(generator.get_state(), before):
+            generator.set_state(before)
 
 
 @contextmanager

@@ -27,3 +27,11 @@ def view_bytes(memory: Tensor, start: int, type_: TensorType, layout: str) -> Te
 def in_layout(tensor: Tensor, layout: str) -> Tensor:
     """`tensor` itself if it is stored in `layout`, else a copy that is."""
     return tensor.contiguous(memory_format=MEMORY_FORMATS[layout])
+
+
+def same_places(tensor: Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether elements are where these strides have them: those of axes of one element mean
+    nothing.
+    """
+    pairs = zip(tensor.stride(), strides, tensor.shape, strict=True)
+    return all(own == other for own, other, size in pairs if size > 1)

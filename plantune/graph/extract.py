@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from plantune.graph.arguments import Arguments
+from plantune.graph.eager_strides import calls_of
 from plantune.graph.extraction import Extraction, no_scans
 from plantune.graph.graph import Graph
 from plantune.graph.outputs import Outputs
@@ -57,7 +58,7 @@ def extract_with_outputs(
     graph = without_dead_nodes(with_space_to_depth(without_spreads(without_dead_nodes(graph))))
     if not module.training if fold is None else fold:
         graph = without_dead_nodes(round_constants_once(without_dead_nodes(fold_scales(graph))))
-    return graph, Outputs.like(traced.made)
+    return graph, Outputs.like(traced.made, calls_of(traced))
 
 
 def lines_of(module: nn.Module, arguments: Arguments, *, derives: bool) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,14 +17,18 @@ TENSOR = torch.empty(0, device="meta")
 
 @dataclass(frozen=True)
 class Outputs:
-    """`made` is what the module returned in the trace."""
+    """`made` is what the module returned in the trace. `calls` are equal where the strides of its
+    tensors are, and None if these are always in rows.
+    """
 
     made: Any
+    calls: str | None = field(default=None, compare=False)
 
     @staticmethod
-    def like(made: Any) -> Outputs:
+    def like(made: Any, calls: str | None = None) -> Outputs:
         """Without the tensors in it: TENSOR stands for the outputs of the graph, in order."""
-        return Outputs(mapped(lambda leaf: TENSOR if isinstance(leaf, Tensor) else leaf, made))
+        bare = mapped(lambda leaf: TENSOR if isinstance(leaf, Tensor) else leaf, made)
+        return Outputs(bare, calls)
 
     @property
     def is_tensor(self) -> bool:

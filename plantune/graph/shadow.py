@@ -48,11 +48,15 @@ class Shadow:
     Nothing of the module itself changes.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(
+        self, module: nn.Module, stand_in: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """`stand_in` makes what stands for a parameter or buffer: one without memory by default."""
         self._module = module
+        make = stand_in or _without_memory
         named = state_of(module)
         # What stands for each parameter and buffer, by its identity.
-        self.stand_ins = {id(tensor): _without_memory(tensor) for tensor in named.values()}
+        self.stand_ins = {id(tensor): make(tensor) for tensor in named.values()}
         self.state = {name: self.stand_ins[id(tensor)] for name, tensor in named.items()}
         # What the forward assigned to attributes, by their names: tensors alone.
         self.assigned: dict[str, Tensor] = {}

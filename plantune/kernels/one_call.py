@@ -1,7 +1,7 @@
 """What eager runs as one call where a graph has two ops: a convolution or a product, and its bias.
 
 A batch norm in inference is two ops here, too, which take no longer than eager's one call: 61 us
-and 58 of 64 images of 64x8x8 (one thread of a Xeon, 2026-11-29).
+and 58 of 64 images of 64x8x8 (one thread of a Xeon, 2026-11-28).
 """
 
 from __future__ import annotations

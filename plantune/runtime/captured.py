@@ -24,6 +24,7 @@ from plantune.runtime.left_out import without_counters, without_last_casts
 from plantune.runtime.program import Program, current_stream
 from plantune.runtime.recorder import Recorded, Recorder
 from plantune.runtime.rehearsal import is_rehearsing
+from plantune.runtime.result_strides import ResultStrides
 from plantune.runtime.torch_internals import is_capturing, raw_stream
 from plantune.space.search_space import SearchSpace
 
@@ -76,8 +77,19 @@ class CapturedProgram:
         inputs = [self._place(*named) for named in graph.inputs]
         self._gradients = Gradients(self._program, space.arch, device)
         seeds = [self._program.values[name] for name, _ in graph.output_gradients]
+        self._result_strides: ResultStrides | None = None
         self._ends = Ends(self._program, inputs)
         self._seeds = Ends(self._program, seeds, "backward")
+
+    @property
+    def result_strides(self) -> ResultStrides | None:
+        return self._result_strides
+
+    @result_strides.setter
+    def result_strides(self, strides: ResultStrides | None) -> None:
+        if strides is not self._result_strides:
+            self._result_strides = strides
+            self._ends.come_as(strides)
 
     @property
     def held_bytes(self) -> int:

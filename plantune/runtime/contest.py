@@ -15,7 +15,7 @@ import torch
 
 from plantune.plan import EAGER, FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM
 from plantune.runtime.live_state import HeldTensors
-from plantune.runtime.runners import RECIPES, Runner
+from plantune.runtime.runners import RECIPES, Runner, StridesOf
 
 WORTH = 0.95
 # That are kept of a way.
@@ -74,12 +74,15 @@ class Contest:
         *,
         frozen: bool = False,
         program: Callable[..., Any] | None = None,
+        strides: StridesOf = lambda args, kwargs: None,
     ) -> None:
         known = FROZEN_RUNNERS if frozen else LIVE_RUNNERS
         names = (name for name in known if name not in (PROGRAM, EAGER))
         filters = any(p.dim() == 4 for p in held.module.parameters())
         self._left: list[Contestant] = [
-            Runner(name, held) for name in names if filters or not RECIPES[name].channels_last
+            Runner(name, held, strides=strides)
+            for name in names
+            if filters or not RECIPES[name].channels_last
         ]
         if program is not None:
             self._left.insert(0, PlansProgram(program))

@@ -13,10 +13,12 @@ from torch import Tensor
 from plantune.cuda.patches import Executable, Patch
 from plantune.cuda.recording import recorded
 from plantune.errors import CaptureError
+from plantune.graph.eager_strides import Strides
 from plantune.graph.types import TensorType
 from plantune.runtime.claims import ALIGNMENT_BYTES, claim
 from plantune.runtime.program import Program
 from plantune.runtime.recorder import Recorded
+from plantune.runtime.result_strides import ResultStrides
 from plantune.runtime.torch_internals import empty_on_gpu
 
 Launch = Callable[[c_void_p], None]
@@ -96,30 +98,64 @@ class Ends:
         ]
         self._outputs = {name: End(name, values[name]) for name in once if name in self._direct}
         self._new: list[Callable[[], Tensor]] = []
+        # In which outputs come where no more is known, and the last ones that were asked for.
+        self._layout = "nchw"
+        self._result_strides: ResultStrides | None = None
+        self._asks = False
+        self._wanted: Sequence[Strides] | None = None
         self._launch: Launch = _nothing
-        # Of inputs and written outputs: what tells their kernels of another place, and where these
-        # look for them now.
+        # What tells the kernels of an end of another place.
+        self._patched: dict[str, list[Patch]] = {}
+        # Of inputs, written outputs and those that were written before, which go back to where they
+        # are copied from: these patches, and where kernels look for them now.
         self._moves: list[list[Patch]] = []
         self._places: list[int] = []
+        self._back: list[int] = []
+        self._told: set[str] = set()
+        # The strides of the input for which outputs come as they do now.
+        self._asked_of: Strides = None
         # Launches a pass of one input and one output, neither of which is copied, and gives what it
         # writes; None of another one.
         self.direct: Direct = _none
         self.follow(())
 
     def follow(self, state: Sequence[Tensor]) -> None:
-        """Outputs come in the layout that torch would choose: channels_last if the first input or a
-        filter has it.
+        """Where eager was not asked, outputs come in the layout that torch would likely choose:
+        channels_last if the first input or a filter has it.
         """
         images = [*state, *(end.own for end in self._inputs)]
-        layout = "nhwc" if any(map(_is_channels_last, images)) else "nchw"
-        types = [self._program.graph.types[name] for name in self._names]
-        self._new = [self._maker(type_, layout) for type_ in types]
-        self._settle()
-        self.direct = _none  # until the pass is captured again
+        self._layout = "nhwc" if any(map(_is_channels_last, images)) else "nchw"
+        self._lay_out()
 
-    def _maker(self, type_: TensorType, layout: str) -> Callable[[], Tensor]:
+    def come_as(self, strides: ResultStrides | None) -> None:
+        """Outputs come with these strides from now on."""
+        self._result_strides = strides
+        self._asks = strides is not None and not strides.rows
+        self._wanted = None if strides is None or self._asks else strides.rows
+        self._lay_out()
+
+    def _ask(self, inputs: Sequence[Tensor]) -> None:
+        """Outputs come as they do in eager for these inputs."""
+        assert self._result_strides is not None
+        wanted = self._result_strides.of(inputs)
+        if wanted is not self._wanted:
+            self._wanted, self._asked_of = wanted, inputs[0].stride() if inputs else None
+            self._lay_out()
+
+    def _lay_out(self) -> None:
+        types = [self._program.graph.types[name] for name in self._names]
+        if self._wanted is None:
+            layouts = [self._layout if len(type_.shape) == 4 else "nchw" for type_ in types]
+            every = [t.strides(layout) for t, layout in zip(types, layouts, strict=True)]
+        else:
+            pairs = zip(types, self._wanted, strict=True)
+            every = [t.strides("nchw") if strides is None else strides for t, strides in pairs]
+        self._new = [self._maker(t, strides) for t, strides in zip(types, every, strict=True)]
+        self._settle()
+        self.direct = self._direct_pass()
+
+    def _maker(self, type_: TensorType, strides: tuple[int, ...]) -> Callable[[], Tensor]:
         """Makes memory for a caller."""
-        strides = type_.strides(layout if len(type_.shape) == 4 else "nchw")
         if self._program.device.type != "cuda":
             return partial(torch.empty_strided, type_.shape, strides, dtype=type_.torch_dtype)
         return partial(empty_on_gpu, type_.shape, strides, type_.torch_dtype)
@@ -146,11 +182,9 @@ class Ends:
         found = {end.name: self._patches(end, executable, end.own) for end in ends}
         for end in ends:
             end.moves = bool(found[end.name])
+        self._patched, self._told = found, set()
         self._settle()
-        written = (self._names[place] for place in self._written)
-        self._moves = [found[name] for name in (*(end.name for end in self._inputs), *written)]
         self._launch = graph.launch
-        self._places.clear()
         self.direct = self._direct_pass()
 
     def _patches(self, end: End, executable: Executable | None, here: Tensor) -> list[Patch]:
@@ -180,13 +214,22 @@ class Ends:
         self._copied = [
             (place, name) for place, name in enumerate(self._names) if place not in self._written
         ]
+        written = [self._names[place] for place in self._written]
+        back = sorted(self._told.difference(written))
+        self._back = [self._outputs[name].own.data_ptr() for name in back]
+        names = (*(end.name for end in self._inputs), *written, *back)
+        self._moves = [self._patched.get(name, []) for name in names]
+        self._places = []
 
     def meet(self, inputs: Sequence[Tensor]) -> tuple[Launch, tuple[Tensor, ...]]:
         """What launches the pass on these inputs, and memory for its outputs."""
+        if self._asks:
+            self._ask(inputs)
         places = [end.place_of(tensor) for end, tensor in zip(self._inputs, inputs, strict=True)]
         outputs = tuple([new() for new in self._new])
         for place in self._written:
             places.append(outputs[place].data_ptr())
+        places += self._back
         if places != self._places:
             self._move(places)
         return self._launch, outputs
@@ -197,13 +240,19 @@ class Ends:
         if not one_to_one or not self._inputs[0].moves:
             return _none
         strides, new, launch = self._inputs[0].strides, self._new[0], self._launch
+        results = self._result_strides if self._asks else None
+        if results is not None and (self._wanted is None or self._asked_of != strides):
+            return _none
         reads, writes = ([patch.move for patch in patches] for patches in self._moves)
+        self._told.add(self._names[0])
         places = self._places  # not `self`: a cycle would keep its memory
 
         def run(inputs: Sequence[Tensor], stream: c_void_p) -> tuple[Tensor, ...] | None:
             (x,) = inputs
             here = x.data_ptr()
             if here % ALIGNMENT_BYTES or x.stride() != strides:
+                return None
+            if results is not None and results.are_due:
                 return None
             output = new()
             there = output.data_ptr()
@@ -231,6 +280,7 @@ class Ends:
             _check_aligned(place)
         before = [*self._places]
         self._places.clear()  # unknown if a patch fails
+        self._told.update(self._names[place] for place in self._written)
         for patches, old, new in zip_longest(self._moves, before, places):
             for patch in patches if old != new else ():
                 patch.move(new)
@@ -245,6 +295,8 @@ class Ends:
         self, inputs: Sequence[Tensor], run: Callable[[], None]
     ) -> tuple[Tensor, ...]:
         """Runs a pass as a part of the caller's capture, in the caller's memory where possible."""
+        if self._asks:
+            self._ask(inputs)
         values, names = self._program.values, self._names
         before = {name: values[name] for name in self._direct}
         for end, tensor in zip(self._inputs, inputs, strict=True):

@@ -184,6 +184,7 @@ class Kinds:
         # What changed may be nothing that the graph was read from.
         for kept in self.all_kept():
             same = kept.stock.graph.named_digest == graph.named_digest
+            same = same and kept.outputs.calls == outputs.calls
             if same and kept.settings == settings:
                 return Planned(kept.stock, outputs, self._device, call, settings)
         options = self._options if self._inputs.is_expected(call) else self._of_others

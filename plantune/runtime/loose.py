@@ -13,14 +13,16 @@ Chosen = Sequence[tuple[Step, Candidate]]
 
 
 def loose_values(graph: Graph, chosen: Chosen, layouts: Mapping[str, str]) -> frozenset[str]:
-    """They are not results, and whatever reads them takes any strides, or slices if they are some,
-    or has them converted. `layouts` are those of what no step makes.
+    """Whatever reads them takes any strides, or slices if they are some, or has them converted.
+    Callers get copies of those that are outputs; other results are none of them. `layouts` are
+    those of what no step makes.
 
     In training, views of the network's inputs are copied: a caller may overwrite the inputs before
     the backward pass.
     """
     slices = _channel_slices(chosen, layouts)
-    dense, moving = _read_as_they_are(chosen, layouts, slices) | graph.results, set()
+    kept = {value for _, value in (*graph.updates, *graph.gradients)}
+    dense, moving = _read_as_they_are(chosen, layouts, slices) | kept, set()
     if graph.backward_from is not None:
         moving = {name for name, _ in (*graph.inputs, *graph.output_gradients)}
     loose: set[str] = set()

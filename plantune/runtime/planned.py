@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from plantune.cuda.flags import precisions_of_calls
+from plantune.graph.eager_strides import Strides
 from plantune.graph.graph import Graph
 from plantune.graph.outputs import Outputs
 from plantune.kernels.torch_ops import errs_in_channels_last
@@ -58,6 +60,7 @@ class Planned:
         settings: Settings,
     ) -> None:
         self.stock = stock
+        stock.lay_out(call.arguments, in_rows=outputs.calls is None)
         self._tensors_of = call.tensors
         self.under_autocast = call.arguments.autocast is not None
         self.outputs = outputs
@@ -142,20 +145,35 @@ class Planned:
             eager = stock.plan.run_by(frozen=stock.frozen) != PROGRAM
             return Runner(EAGER, stock.held) if eager else None
         name, trains = stock.plan.run_by(frozen=stock.frozen), stock.graph.backward_from is not None
+        strides = partial(_strides_of, stock, self._tensors_of)
+        contest = partial(Contest, stock.held, frozen=stock.frozen, strides=strides)
         if not trains and not stock.graph.updates and stock.space.arch.kind == "cpu":
             if stock.match == "compatible" and name == PROGRAM:
-                return Contest(stock.held, frozen=stock.frozen, program=self._of_program)
+                return contest(program=self._of_program)
             if stock.plan.origin == "default" and name != PROGRAM:
-                contest = Contest(stock.held, frozen=stock.frozen)
                 tried = stock.shipped
-                return contest if tried is None else Trial(contest, tried, self._running)
+                return contest() if tried is None else Trial(contest(), tried, self._running)
         if name != PROGRAM and self._on_gpu and any(map(errs_in_channels_last, stock.graph.nodes)):
             name = EAGER
-        return None if name == PROGRAM else Runner(name, stock.held, trains=trains)
+        if name == PROGRAM:
+            return None
+        return Runner(name, stock.held, trains=trains, strides=strides)
 
     def _of_program(self, *args: Any, **kwargs: Any) -> Any:
         return self.outputs.of(self.stock.run(*self._tensors_of(args, kwargs)))
 
     def _running(self, stock: Stock) -> Callable[..., Any]:
         """What runs calls from other instances."""
+        stock.come_as(self.stock.result_strides)
         return lambda *args, **kwargs: self.outputs.of(stock.run(*self._tensors_of(args, kwargs)))
+
+
+def _strides_of(
+    stock: Stock,
+    tensors_of: Callable[[Any, Any], Sequence[Tensor]],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Sequence[Strides] | None:
+    """What eager gives the results of such a call."""
+    strides = stock.result_strides
+    return None if strides is None else strides.of(tensors_of(args, kwargs))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from plantune.cuda import recording
+from plantune.graph.eager_strides import Strides
 from plantune.graph.graph import Graph
 from plantune.graph.ops.overload_backward import WANTED
 from plantune.kernels.build import build, build_all
@@ -23,6 +24,7 @@ from plantune.runtime.arrivals import Arrivals, Told, arrival_places
 from plantune.runtime.binding import bind, made_for
 from plantune.runtime.branches import Call, Lanes, branches_of
 from plantune.runtime.memory_plan import liveness, passes, taker
+from plantune.runtime.result_strides import ResultStrides, with_strides
 from plantune.runtime.schedule import Conversion, Launch, Schedule, make_schedule
 from plantune.runtime.weights import Weights
 from plantune.space.search_space import SearchSpace
@@ -41,6 +43,8 @@ class Program:
 
     # Of what follows from weights: it must hear of each change.
     keeps_copies = True
+    # Without them results come in rows.
+    result_strides: ResultStrides | None = None
 
     def __init__(
         self,
@@ -204,7 +208,9 @@ class Program:
         for (name, type_), tensor in zip(self.graph.inputs, inputs, strict=True):
             values[name] = in_layout(tensor, type_.layout)
         self.run_forward()
-        outputs = tuple(self._handed_over(name) for name in self.graph.outputs)
+        wanted = None if self.result_strides is None else self.result_strides.of(inputs)
+        names = self.graph.outputs
+        outputs = tuple(map(self._handed_over, names, wanted or (None,) * len(names)))
         if self.graph.backward_from is None:
             for name, _ in self.graph.inputs:
                 del values[name]
@@ -294,11 +300,17 @@ class Program:
         for name in self._left:
             self.values.pop(name, None)
 
-    def _handed_over(self, name: str) -> Tensor:
-        """A result that the caller may keep and change: a copy, unless nothing else holds it."""
+    def _handed_over(self, name: str, strides: Strides = None) -> Tensor:
+        """A result that the caller may keep and change, in rows or with `strides`: a copy, unless
+        nothing else holds it.
+        """
         if name in self._owned:
-            return in_layout(self.values.pop(name), "nchw")
-        return self.values[name].clone(memory_format=torch.contiguous_format)
+            return with_strides(self.values.pop(name), strides)
+        value = self.values[name]
+        if strides is None:
+            return value.clone(memory_format=torch.contiguous_format)
+        made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+        return made.copy_(value)
 
 
 def current_stream(device: torch.device) -> int:
@@ -339,14 +351,25 @@ def _drop(names: Sequence[str], values: Values) -> Call:
 
 
 def _owned_results(schedule: Schedule) -> frozenset[str]:
-    """Results that a kernel made in fresh memory and that nothing else needs or views."""
+    """Results in memory that a kernel made anew and of which nothing else is needed: what a kernel
+    made, or the one view of it that is.
+    """
     graph = schedule.graph
     # What follows from weights alone is there in the next pass, too.
     adopted = {name for launch in passes(schedule) for name in launch.adopts}
-    viewed = {source for launch in schedule.launches for source in launch.aliases.values()}
+    roots: dict[str, str] = {}
+    for launch in schedule.launches:
+        roots |= {name: roots.get(base, base) for name, base in launch.aliases.items()}
     handed = Counter((*graph.outputs, *(value for _, value in graph.gradients)))
-    once = {name for name, count in handed.items() if count == 1}
-    updates = {value for _, value in graph.updates}
+    updates = [value for _, value in graph.updates]
     # Autograd may look at what a node made that it remembers.
-    remembered = {value for node in graph.nodes if WANTED in node.attrs for value in node.outputs}
-    return frozenset((adopted & once) - viewed - updates - remembered - set(graph.saved))
+    remembered = [value for node in graph.nodes if WANTED in node.attrs for value in node.outputs]
+    needed = {*handed, *updates, *remembered, *graph.saved}
+    in_memory = Counter(roots.get(name, name) for name in needed)
+    others = {*updates, *remembered, *graph.saved}
+    return frozenset(
+        name
+        for name, count in handed.items()
+        if count == 1 and name not in others
+        if (root := roots.get(name, name)) in adopted - roots.keys() and in_memory[root] == 1
+    )

@@ -13,16 +13,20 @@ from torch import Tensor, nn
 
 from plantune.device import first_line
 from plantune.graph.arguments import Arguments
+from plantune.graph.eager_strides import Strides
 from plantune.graph.nested import kind_of, mapped, tensors_in
 from plantune.graph.trace import trace
 from plantune.plan import EAGER
 from plantune.runtime.copies import copied
 from plantune.runtime.live_state import HeldTensors, LiveState
+from plantune.runtime.result_strides import with_strides
 from plantune.runtime.stock import device_of
 
 NHWC = torch.channels_last
 # A tensor that a trace holds as a constant must be no weight: such are single numbers.
 LARGEST_CONSTANT = 1
+# The strides that eager gives the results of a call; None if they are not known.
+StridesOf = Callable[[tuple[Any, ...], Mapping[str, Any]], Sequence[Strides] | None]
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,16 @@ class Runner:
     cannot know of changes, with the filters as they are. Where a way cannot run, eager does.
     """
 
-    def __init__(self, name: str, held: HeldTensors, *, trains: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        held: HeldTensors,
+        *,
+        trains: bool = False,
+        strides: StridesOf = lambda args, kwargs: None,
+    ) -> None:
         self.name = name
+        self._strides_of = strides
         self.why_not: str | None = None
         self._recipe = RECIPES[name]
         self._held = held
@@ -109,9 +121,16 @@ class Runner:
                     self._renew(args, kwargs)
         if not self._recipe.channels_last:
             return self._call(*args, **kwargs)
-        like = tensors_in((args, kwargs))
-        args, kwargs = mapped(_channels_last, (args, kwargs))
-        return _contiguous(self._call(*args, **kwargs), like)
+        given = mapped(_channels_last, (args, kwargs))
+        result = self._call(*given[0], **given[1])
+        wanted = self._strides_of(args, kwargs)
+        if wanted is None:
+            return _contiguous(result, tensors_in((args, kwargs)))
+        left = iter(wanted)
+        return mapped(
+            lambda leaf: with_strides(leaf, next(left)) if isinstance(leaf, Tensor) else leaf,
+            result,
+        )
 
     def _now(self) -> tuple[int, int]:
         return self._held.moves, self._held.writes if self._recipe.frozen else 0
@@ -235,7 +254,7 @@ def _channels_last(x: Any) -> Any:
 
 
 def _contiguous(result: Any, like: Sequence[Tensor]) -> Any:
-    """The result in the layout that eager gives for such inputs."""
+    """The result in the layout that eager likely gives for such inputs."""
     if any(x.dim() == 4 and not x.is_contiguous() for x in like):
         return result
     return mapped(lambda leaf: leaf.contiguous() if isinstance(leaf, Tensor) else leaf, result)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from plantune.canonical import Attrs
 from plantune.graph import Graph, Step, TensorType
 from plantune.graph.partition import Partition
 from plantune.kernels.family import AnyFamily, Candidate, Parts
@@ -13,6 +14,9 @@ from plantune.kernels.registry import family_named
 from plantune.layouts import aligned
 from plantune.plan import Plan, candidates_by_step
 from plantune.runtime.loose import loose_values
+
+# What torch makes of a permute is a view.
+LEFT = Candidate("framework", Attrs(layout="nchw"))
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,7 @@ def make_schedule(graph: Graph, plan: Plan, steps: Partition) -> Schedule:
     Gradients of outputs are laid out for their first reader: they are copied from a caller anyway.
     """
     by_name = candidates_by_step(plan, steps)
+    by_name = {**by_name, **dict.fromkeys(_permuted_last(graph, steps), LEFT)}
     layouts = {name: type_.layout for name, type_ in graph.sources}
     for name, _ in graph.output_gradients:
         layouts[name] = next(_demands(name, steps, by_name), layouts[name])
@@ -139,6 +144,20 @@ def make_schedule(graph: Graph, plan: Plan, steps: Partition) -> Schedule:
             layouts[name] = demanded.get(name, "nchw")
         launches.append(launch)
     return Schedule(graph, tuple(launches), layouts)
+
+
+def _permuted_last(graph: Graph, steps: Partition) -> Iterator[str]:
+    """The steps that permute what nothing but the caller reads, who gets it in eager's strides:
+    nothing needs to be moved, or converted, for a view of it.
+    """
+    kept = {value for _, value in (*graph.updates, *graph.gradients)}
+    given = {name for name, _ in graph.inputs} if graph.backward_from is not None else set()
+    for step in steps:
+        if step.ops != ("permute",) or step.phase != "forward":
+            continue
+        (source, _), (name, _) = step.inputs[0], step.outputs[0]
+        if not graph.consumers[name] and name not in kept and source not in given:
+            yield step.name
 
 
 def _moves(type_: TensorType, made: str, read: str) -> bool:

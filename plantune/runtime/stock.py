@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from plantune.cuda.driver import capture_of
 from plantune.errors import CaptureError
+from plantune.graph.arguments import Arguments
 from plantune.graph.graph import Graph
 from plantune.layouts import HOST_MEMORY
 from plantune.plan import Plan
 from plantune.runtime.captured import program_on
 from plantune.runtime.current_gpu import on_its_gpu
 from plantune.runtime.live_state import HeldTensors, LiveState, counters_of
+from plantune.runtime.result_strides import ResultStrides
 from plantune.runtime.torch_internals import current_gpu, is_capturing
 from plantune.scopes import with_values
 from plantune.space.search_space import SearchSpace
@@ -41,6 +43,7 @@ class Instance:
         graph, held = stock.graph, stock.held
         device = device_of(held.module, held.otherwise)
         self.program = program_on(device, graph, stock.plan, stock.space, frozen=stock.frozen)
+        self.program.result_strides = stock.result_strides
         names = [name for name, _ in (*graph.parameters, *graph.buffers)]
         moving = {buffer for buffer, _ in graph.updates}
         self.state = LiveState(held, names)
@@ -165,6 +168,7 @@ class Stock:
         self.shipped: Shipped | None = None
         self.held = held
         self.frozen = frozen
+        self.result_strides: ResultStrides | None = None
         self._idle: list[Instance] = []
         self._captured: dict[Capture, list[Instance]] = {}
         self._left_to_captures = 0
@@ -172,6 +176,20 @@ class Stock:
         self._lock = threading.Lock()
         self.device = device_of(held.module, held.otherwise)
         self._on_gpu, self._index = self.device.type == "cuda", self.device.index
+
+    def lay_out(self, call: Arguments, *, in_rows: bool) -> None:
+        """Has the results of such calls come as eager's do, which may always be `in_rows`."""
+        if self.result_strides is not None:
+            return
+        rows = (None,) * len(self.graph.outputs) if in_rows else ()
+        trains = self.graph.backward_from is not None
+        self.come_as(ResultStrides(self.held, call, self.device, rows, trains=trains))
+
+    def come_as(self, strides: ResultStrides | None) -> None:
+        """Results come with these strides from now on."""
+        self.result_strides = strides
+        for instance in self.instances():
+            instance.program.result_strides = strides
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs of a pass after which nothing is read. One that breaks takes its instance

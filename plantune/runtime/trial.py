@@ -3,7 +3,7 @@
 CPUs differ more than the GPUs of an arch do: what is shipped was measured on another one. Its
 kernels are compiled in a thread while the framework answers, for 11 to 16 s if nothing is cached;
 then one call proves it (0.4 to 0.7 s, se_resnet9_fixup of 1 to 32 images, one thread of a Xeon,
-2026-11-29), and a race in turns with the framework's fastest way decides.
+2026-11-28), and a race in turns with the framework's fastest way decides.
 """
 
 from __future__ import annotations

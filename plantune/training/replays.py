@@ -16,10 +16,12 @@ from plantune.runtime.form import Form
 from plantune.runtime.live_state import HeldTensors
 from plantune.training.captured_step import Arguments, CapturedStep, UncapturedStep
 from plantune.training.ranks import Ranks
+from plantune.training.turns import Parts, Turns, parts_of, what_changed, what_differs
 from plantune.training.update import FlatGradients, Update
 from plantune.warning import warn
 
-# Such as whole batches and the last one of an epoch; of others the oldest goes.
+# Such as whole batches and the last one of an epoch; of others the one goes that was used least
+# recently.
 MOST_KINDS = 4
 # A rank captures only when all do, which those with batches of other sizes may never do.
 MOST_TRIES = 3
@@ -63,6 +65,7 @@ class _Kind:
     present: list[bool] = field(default_factory=list)
     whole: bool = False
     baked: Any = None
+    parts: Parts = field(default_factory=dict)
 
 
 class Replays:
@@ -70,8 +73,15 @@ class Replays:
     may wait for the GPU, follows each replay.
     """
 
-    def __init__(self, passes: Passes, device: torch.device, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        passes: Passes,
+        device: torch.device,
+        ranks: Ranks | None = None,
+        turns: Turns | None = None,
+    ) -> None:
         self._passes, self._device, self._ranks = passes, device, ranks
+        self._turns = turns or Turns()
         self._kinds: dict[Hashable, _Kind] = {}
         self._forms = self._new_forms()
         self._why_not: str | None = None
@@ -79,9 +89,12 @@ class Replays:
     def __call__(self, given: Arguments) -> Any:
         if self._why_not is not None or torch.cuda.is_current_stream_capturing():
             return self._passes(given)
+        self._turns.call()
         if any(form.changed() for form in self._forms):
             self.let_go()
-            self._forms = self._new_forms()
+            before, self._forms = self._forms, self._new_forms()
+            told = self._passes.modules, before, self._forms
+            self._turns.lose(lambda: what_changed(*told))
         kind = self._kind(given)
         if kind is None:
             return self._passes(given)
@@ -119,18 +132,26 @@ class Replays:
         return [Form(module, HeldTensors(module)) for module in self._passes.modules]
 
     def _kind(self, given: Arguments) -> _Kind | None:
-        key = self._passes.settings(), kind_of(given, _of_leaf)
+        settings = self._passes.settings()
+        key = settings, kind_of(given, _of_leaf)
         try:
-            found = self._kinds.get(key)
+            found = self._kinds.pop(key, None)
         except TypeError:  # an argument that cannot be compared
             return None
         if found is None:
-            found = self._kinds[key] = _Kind()
-            if len(self._kinds) > MOST_KINDS:
-                oldest = self._kinds.pop(next(iter(self._kinds)))
-                if oldest.captured is not None:
-                    oldest.captured.let_go()
+            found = _Kind(parts=parts_of(settings, given))
+            if len(self._kinds) >= MOST_KINDS:
+                self._drop_one(found)
+        self._kinds[key] = found  # as the last one
         return found
+
+    def _drop_one(self, new: _Kind) -> None:
+        """Makes room for a new kind."""
+        every = [kind.parts for kind in (*self._kinds.values(), new)]
+        oldest = self._kinds.pop(next(iter(self._kinds)))
+        if oldest.captured is not None:
+            oldest.captured.let_go()
+        self._turns.lose(lambda: what_differs(every, MOST_KINDS))
 
     def _capture_together(self, kind: _Kind, given: Arguments) -> None:
         """Of several ranks all capture in the same call, with no collective in flight, or none."""

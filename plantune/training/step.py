@@ -34,6 +34,7 @@ from plantune.training.replays import Passes, Replays
 from plantune.training.rules import has_hooks
 from plantune.training.second_gradients import PlansOrModel
 from plantune.training.settings import Settings
+from plantune.training.turns import Turns, what_is_other
 from plantune.training.update import FlatGradients, Rules, TorchUpdate, Update
 
 # Those of torch, by name: to import them takes long.
@@ -94,6 +95,7 @@ class TrainStep:
         self._pointers: list[int] = []
         self._traits: tuple[Any, ...] = ()
         self._settings = Settings()
+        self._turns = Turns()
         self._run: Passes | Replays | None = None
         self._update: Update
         self._follow_parameters()
@@ -217,6 +219,8 @@ class TrainStep:
         same = same and pointers == self._pointers and traits == self._traits
         if found and same and self._update.has_room():
             return
+        if isinstance(self._run, Replays):
+            self._turns.lose(partial(what_is_other, self._traits, traits))
         self._device = _device_of(found)
         self._parameters, self._pointers, self._traits = found, pointers, traits
         self.refresh()
@@ -266,7 +270,7 @@ class TrainStep:
         passes = Passes(run_any, gradients, self._update, modules, *told)
         if device.type != "cuda":
             return passes
-        return Replays(passes, device, None if others is None else others.ranks)
+        return Replays(passes, device, None if others is None else others.ranks, self._turns)
 
     def _update_of(self, gradients: FlatGradients, arch: Arch | None) -> Update:
         optimizer, rules = self.optimizer, self._rules

@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plantune.default_plans import default_plan, hand_plan
+from plantune.default_plans import Preference, compose, default_plan, hand_plan
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.ops.history import owned
 from plantune.graph.types import TensorType
 from plantune.kernels.pitch import pitch_of
 from plantune.plan import check_plan
+from plantune.runtime.program import Program
 from plantune.runtime.schedule import make_schedule
 from plantune.space.search_space import load_search_space
 
@@ -143,13 +144,56 @@ def test_only_the_half_that_a_convolution_reads_is_copied(space):
     assert chunk.aliases == {"aten.chunk.default": "affine"}
 
 
-def test_what_leaves_is_dense(space):
+def test_outputs_may_be_views_of_which_callers_get_copies(space):
     _, graph = graph_of("slices", "infer")
     plan = default_plan(graph, space, network="slices")
+    assert "aten.select.int" in loose_of(graph, plan, space)
+    program = Program(graph, plan, space)
+    program.refresh({})
+    found = program.forward(x := torch.randn(2, 4, 3))
+    assert all(y.is_contiguous() for y in found)
+    storages = [y.untyped_storage().data_ptr() for y in (x, *program.values.values(), *found)]
+    assert len({*storages[-len(found) :]}) == len(found)
+    assert {*storages[-len(found) :]}.isdisjoint(storages[: -len(found)])
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_what_is_permuted_last_is_never_moved(space, layout):
+    """A view is all that the caller's copy is made of."""
+
+    class Pixels(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).permute(0, 2, 3, 1)
+
+    graph = extract(Pixels(nn.Conv2d(3, 4, 1)), TensorType((2, 3, 5, 5)))
+    views = Preference("view"), Preference("framework", {"layout": layout})
+    plan = compose(graph, space, network="pixels", fusions=(), preferences=views)
+    assert [choice.candidate.family for choice in plan.choices][-1] == "view"
+    last = make_schedule(graph, plan, check_plan(plan, graph, space)).launches[-1]
+    assert (last.step.ops, last.conversions) == (("permute",), ())
+    assert last.loose == last.aliases.keys() == {*graph.outputs}
+
+
+class Turned(nn.Module):
+    """Keeps a view of its result, and has one as the gradient of its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.zeros(4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x * 2).T
+        self.last.copy_(y.detach())
+        return y
+
+
+def test_what_buffers_and_gradients_become_is_dense(space):
+    module = Turned()
+    graph = differentiate(extract(module, TensorType((3, 4)), fold=False), ["x"])
+    plan = default_plan(graph, space, network="turned")
     schedule = make_schedule(graph, plan, check_plan(plan, graph, space))
     loose = {name for launch in schedule.launches for name in launch.loose}
-    assert loose
-    assert loose.isdisjoint(graph.results)
+    assert loose.isdisjoint(value for _, value in (*graph.updates, *graph.gradients))
 
 
 @pytest.mark.parametrize(("mode", "views"), [("infer", True), ("train", False)])

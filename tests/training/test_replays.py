@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -94,6 +95,99 @@ def test_only_so_many_are_kept(step, batches, captures):
         step(x[:size], y[:size])
         step(x[:size], y[:size])
     assert [made.is_gone for made in captures.made] == [True, *[False] * MOST_KINDS]
+
+
+def test_those_that_were_used_last_are_kept(step, batches, captures):
+    """One that comes between all others is captured once."""
+    x, y = batches[0]
+    step(x, y)
+    for size in (7, 6, 5, 4, 3, 2):
+        step(x[:size], y[:size])
+        step(x, y)
+    assert [(made.replayed, made.is_gone) for made in captures.made] == [(6, False)]
+
+
+def advised(target, x, factor, hint=1.0):
+    return cross_entropy(target, x) * factor * hint
+
+
+class TestWhatIsNeverCaptured:
+    """It is said once, in the line of the caller, by the value that differs."""
+
+    def said(self, step, calls, *, lines=1):
+        """What is said in so many calls, by the last of which all was said."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for call in calls:
+                step(*call)
+        found = [each for each in caught if each.category is UncapturedStep]
+        assert {each.filename for each in found} <= {__file__}
+        assert len(found) == lines
+        return str(found[0].message) if found else ""
+
+    def test_more_shapes_in_turn_than_are_kept(self, step, batches, captures):
+        x, y = batches[0]
+        text = self.said(step, [(x[:size], y[:size]) for size in (8, 7, 6, 5, 4) * 12])
+        assert captures.made == []
+        assert "5 kinds of calls or more come in turn, and the last 4 are kept" in text
+        assert "differ in input 1: " in text
+        assert "a tensor (5, 3, 8, 8) float32" in text
+        assert "pad batches" in text
+
+    def test_a_number_that_changes(self, step, batches, captures):
+        x, y = batches[0]
+        step.loss = advised
+        step(x, y, 0.5)
+        step._run = Replays(step._run, torch.device("cpu"))
+        text = self.said(step, [(x, y, 0.5 + at / 1000) for at in range(60)])
+        assert captures.made == []
+        assert "differ in target 2: " in text
+        assert "give it as a tensor" in text
+
+    def test_an_attribute_that_changes(self, step, model, batches, captures):
+        def calls():
+            for at in range(60):
+                model[1].momentum = 0.1 + at / 1000
+                yield batches[0]
+
+        text = self.said(step, calls())
+        assert captures.made == []
+        assert "Small.1.momentum (0.1" in text
+        assert "changes between calls" in text
+
+    def test_a_loss_that_is_made_anew(self, model, batches, captures, monkeypatch):
+        made = TrainStep._made
+        monkeypatch.setattr(
+            TrainStep,
+            "_made",
+            lambda step, found: Replays(made(step, found), torch.device("cpu"), turns=step._turns),
+        )
+        step = TrainStep(model, cross_entropy, torch.optim.SGD(model.parameters(), 0.01))
+
+        def calls():
+            for at in range(60):
+                step.loss = lambda made, y, factor=at: cross_entropy(made, y) * factor
+                yield batches[0]
+
+        assert "it has another loss in each call: make it once" in self.said(step, calls())
+        assert captures.made == []
+
+    def test_a_setting_that_changes(self, step, batches, captures, monkeypatch):
+        numbers = iter(range(1000))
+        passes = step._run.passes
+        monkeypatch.setattr(
+            step,
+            "_run",
+            Replays(replace(passes, settings=lambda: (next(numbers), (), False)), step._device),
+        )
+        text = self.said(step, [batches[0]] * 30)
+        assert "differ in autocast: " in text
+
+    def test_not_where_few_calls_are(self, step, batches, captures):
+        x, y = batches[0]
+        sizes = [size for rest in range(1, 7) for size in (*(8,) * 10, rest)]
+        self.said(step, [(x[:size], y[:size]) for size in sizes], lines=0)
+        assert captures.made[0].replayed > 50
 
 
 class TestCapturedAgain:

@@ -244,7 +244,7 @@ class Ends:
         if results is not None and (self._wanted is None or self._asked_of != strides):
             return _none
         reads, writes = ([patch.move for patch in patches] for patches in self._moves)
-        self._told.add(self._names[0])
+        told, (name,) = self._told, self._names
         places = self._places  # not `self`: a cycle would keep its memory
 
         def run(inputs: Sequence[Tensor], stream: c_void_p) -> tuple[Tensor, ...] | None:
@@ -260,6 +260,7 @@ class Ends:
                 _check_aligned(there)
                 before, after = places or (None, None)
                 places.clear()  # unknown if a patch fails
+                told.add(name)
                 for move in reads if before != here else ():
                     move(here)
                 for move in writes if after != there else ():

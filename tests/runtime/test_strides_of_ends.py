@@ -6,18 +6,24 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from plantune.runtime.ends import Ends
+from .test_ends import SHAPE, Followed, assert_right, call, made, permuted
 
-from .test_ends import SHAPE, assert_right, call, made, permuted
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["direct", "met"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one input and one output a pass may be one function."""
+    monkeypatch.setattr(Followed, "is_direct", request.param)
 
 
 class Asked:
     """Says strides for each input by its own."""
 
     rows = ()
+    are_due = False
 
     def __init__(self, known: dict[tuple[int, ...], Any]) -> None:
         self._known = known
@@ -35,7 +41,7 @@ class TestStridesOfOutputs:
     def test_one_that_kernels_write_so_is_written_in_place(self) -> None:
         ends, graph = made()
         graph.program.values["y"] = torch.zeros(SHAPE).to(memory_format=torch.channels_last)
-        ends = Ends(graph.program, [graph.program.values["x"]])  # type: ignore[arg-type]
+        ends = Followed(graph.program, [graph.program.values["x"]])  # type: ignore[arg-type]
         ends.come_as(Asked({ROWS: (PIXELS,)}))  # type: ignore[arg-type]
         ends.serve(graph)  # type: ignore[arg-type]
         x = torch.randn(SHAPE)
@@ -57,6 +63,20 @@ class TestStridesOfOutputs:
             assert_right([y], "y", x)
         own = graph.program.values["y"].data_ptr()
         assert [address == own for address in graph.told["y"]] == [False, True, False, True]
+
+    def test_after_a_weight_was_moved_eager_is_asked_again(self) -> None:
+        ends, graph = made()
+        asked = Asked({ROWS: (ROWS,)})
+        ends.come_as(asked)  # type: ignore[arg-type]
+        for _ in range(3):
+            (y,) = call(ends, graph, torch.randn(SHAPE))
+            assert y.stride() == ROWS
+        asked._known[ROWS] = (PIXELS,)
+        asked.are_due = True
+        x = torch.randn(SHAPE)
+        (y,) = call(ends, graph, x)
+        assert y.stride() == PIXELS
+        assert_right([y], "y", x)
 
     def test_those_of_rows_are_not_asked_for(self) -> None:
         ends, graph = made()

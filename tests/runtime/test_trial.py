@@ -186,7 +186,7 @@ def test_a_module_that_is_called_rarely_starts_no_build(ship, plan, net, monkeyp
     ship(plan)
     monkeypatch.setattr(trial.Shipped, "build", lambda shipped: pytest.fail("it was built"))
     tuned = optimize(net, torch.zeros(SHAPE))
-    for _ in range(contest.EAGER_CALLS):
+    for _ in range(contest.LONG.eager):
         tuned(torch.zeros(SHAPE))
     assert tuned._calls.expected().runner._builder is None
 
@@ -289,7 +289,7 @@ class TestWhatIsSaid:
     def test_why_one_cannot_run_and_the_command_that_finds_another(self, shipped, monkeypatch):
         shipped()
         told = []
-        monkeypatch.setattr(choose.warnings, "warn", lambda text, *more, **how: told.append(text))
+        monkeypatch.setattr(choose, "warn", lambda text, *more: told.append(text))
         model = load_model(self.NAME, batch=1, device="cpu")
         model(torch.zeros(1, 3, 64, 64))
         model._calls.expected().stock.shipped.tell("the output is off by 1")

@@ -61,7 +61,7 @@ def import_command(console: Console, place: Path | None, file: Path) -> None:
     read_export(file)  # before a database is made for what may be refused
     with database(place, read_only=False) as opened:
         plans = import_plans(file, opened)
-        kept = all(lies_in_file(opened.path, plan) for plan in plans)
+        kept = lies_in_file(opened.path, *plans)
     if not kept:
         raise PlantuneError(f"{file}: is right, but {opened.path} cannot be written; give --db")
     console.say(f"{file}: {counted(len(plans), 'plan')} read")

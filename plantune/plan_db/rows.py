@@ -10,7 +10,7 @@ import json
 import os
 import sqlite3
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,6 +52,11 @@ PLANS = {
     **dict.fromkeys(words("environment origin status plan"), TEXT),
     **{**EVIDENCE, "created_at": TEXT, CHECKSUM: TEXT},
 }
+
+# By what a call looks for plans. It is no part of the schema: plantune works without it too, and
+# the files that `export` writes have none.
+PLANS_INDEX = "plans_by_problem"
+INDEXED = ("graph", "batch", "dtype", "mode", "status", "environment", "origin")
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,11 @@ def _evidence(plan: Plan, name: str) -> float | str | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
+def index_sql() -> str:
+    """The statement that makes the index of plans where it is missing."""
+    return f"CREATE INDEX IF NOT EXISTS {PLANS_INDEX} ON plans ({', '.join(INDEXED)})"
+
+
 def connect_read_only(path: Path, timeout_s: float) -> sqlite3.Connection:
     """A connection that writes nothing, not even if the folder cannot be written."""
     uri = path.absolute().as_uri() + "?mode=ro"
@@ -191,7 +201,7 @@ def schema_version(connection: sqlite3.Connection) -> int | None:
 
 def select(connection: sqlite3.Connection, table: str, where: Mapping[str, Any]) -> list[Row]:
     """The rows that have these values, as they are stored and unchecked."""
-    condition = " AND ".join(f'"{name}" = ?' for name in where) or "1"
+    condition = " AND ".join(f'"{name}" IS ?' for name in where) or "1"
     cursor = connection.execute(
         f'SELECT * FROM "{table}" WHERE {condition} ORDER BY rowid', tuple(where.values())
     )
@@ -206,8 +216,19 @@ def read(
     parse: Callable[[Row], T],
 ) -> list[T]:
     """What `parse` makes of the rows that have these values; warns once of those it cannot use."""
+    asked = ((row, where) for row in select(connection, table, where))
+    return _usable(connection, table, asked, parse)
+
+
+def _usable(
+    connection: sqlite3.Connection,
+    table: str,
+    rows: Iterable[tuple[Row, Mapping[str, Any]]],
+    parse: Callable[[Row], T],
+) -> list[T]:
+    """As `read`, of rows beside the values that each was asked for with."""
     values, faults = [], []
-    for row in select(connection, table, where):
+    for row, where in rows:
         try:
             # An index that was damaged returns rows that were not asked for.
             require(all(row[name] == value for name, value in where.items()), "its key differs")
@@ -220,7 +241,7 @@ def read(
             f"{_place(connection)}: {len(faults)} of the rows in {table} cannot be used and "
             f"are ignored; the first: {faults[0]:.200}",
             DamagedRow,
-            stacklevel=3,
+            stacklevel=4,
         )
     return values
 
@@ -239,12 +260,34 @@ def _place(connection: sqlite3.Connection) -> str:
 
 def read_plans(connection: sqlite3.Connection, where: Mapping[str, Any]) -> list[StoredPlan]:
     """The plans with these values, the newest first."""
+    return read(connection, "plans", where, _plan_parser(connection))[::-1]
+
+
+def newest_plans(connection: sqlite3.Connection, where: Mapping[str, Any]) -> list[StoredPlan]:
+    """The newest usable plan of each environment and origin, of those with these values. The others
+    are not read: thousands of them would cost the first call seconds.
+    """
+    found: dict[tuple[Any, Any], StoredPlan] = {}
+    parse = _plan_parser(connection)
+
+    def newest() -> Iterator[tuple[Row, Row]]:
+        condition = " AND ".join(f'"{name}" IS ?' for name in where)
+        query = f"SELECT id, environment, origin FROM plans WHERE {condition} ORDER BY id DESC"
+        for id, *kind in connection.execute(query, tuple(where.values())).fetchall():
+            if tuple(kind) not in found:  # one that could not be used is not there
+                own = {**where, "id": id, "environment": kind[0], "origin": kind[1]}
+                yield from ((row, own) for row in select(connection, "plans", own))
+
+    def keep(row: Row) -> None:
+        found[row["environment"], row["origin"]] = parse(row)
+
+    _usable(connection, "plans", newest(), keep)
+    return list(found.values())
+
+
+def _plan_parser(connection: sqlite3.Connection) -> Callable[[Row], StoredPlan]:
     environments = {row["key"]: row for row in select(connection, "environments", {})}
-
-    def parse(row: Row) -> StoredPlan:
-        return parse_plan(row, environments.get(row["environment"]))
-
-    return read(connection, "plans", where, parse)[::-1]
+    return lambda row: parse_plan(row, environments.get(row["environment"]))
 
 
 def parse_plan(row: Row, environment: Row | None) -> StoredPlan:
@@ -271,7 +314,7 @@ def find_plan(
     The name of the network does not count: its layers are all in the graph.
     """
     wanted = ({**layers, "status": status} for layers in problem.layers)
-    stored = [item for where in wanted for item in read_plans(connection, where)]
+    stored = [item for where in wanted for item in newest_plans(connection, where)]
     return best_of(stored, problem, environment)
 
 

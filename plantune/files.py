@@ -11,9 +11,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from plantune import atomic_files
+from plantune.atomic_files import write_lasting
 from plantune.errors import ForeignFile
 
-OUTPUT_LIMIT_BYTES = 64 << 20
+# What is there already is read whole; plantune's largest files are exports.
+OUTPUT_LIMIT_BYTES = 256 << 20
 
 
 def read_regular(path: Path, limit_bytes: int, *, follow: bool = True) -> bytes:
@@ -73,7 +76,7 @@ def require_replaceable(path: Path, what: str, is_own: Callable[[bytes], bool]) 
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes beside `path` and moves the result there, so that no one sees half of it.
+    """Writes a file that an option names, whole or not at all; into a terminal as it comes.
 
     Raises OSError, and leaves what was there before.
     """
@@ -81,31 +84,13 @@ def write_whole(path: Path, content: bytes) -> None:
         with open(path, "wb", buffering=0) as device:
             device.write(content)
         return
-    unfinished = _unfinished(path)
-    file = open(unfinished, "xb")  # noqa: SIM115 - a file that was there before is not removed
-    try:
-        with file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException:
-        with suppress(OSError):
-            unfinished.unlink()
-        raise
+    write_lasting(path, content)
 
 
 def require_writable(path: Path) -> None:
     """Raises OSError if `write_whole` could not write there now; leaves everything as it is."""
-    if _is_terminal(path):
-        return
-    unfinished = _unfinished(path)
-    unfinished.touch(exist_ok=False)
-    unfinished.unlink()
-
-
-def _unfinished(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    if not _is_terminal(path):
+        atomic_files.require_writable(path)
 
 
 def _is_terminal(path: Path) -> bool:

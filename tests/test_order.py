@@ -17,7 +17,7 @@ import plantune
 ROOT = Path(plantune.__file__).parent
 # Those of one line know nothing of each other.
 ORDER = (
-    "scans tolerances",
+    "atomic_files nearest scans storage_urls tolerances",
     "blobs canonical distance errors host layers op_mode outcome products rivals scopes",
     "settings",
     "files generators jsonable models paths",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from plantune.atomic_files import SHARED, write_cached
 from plantune.canonical import digest
 from plantune.errors import ForeignFile
-from plantune.files import read_regular, write_whole
+from plantune.files import read_regular
 from plantune.machine import Environment
 from plantune.paths import cache_folder
 from plantune.plan import Plan
@@ -59,4 +60,4 @@ class _Note:
     def write(self, text: bytes = b"") -> None:
         with suppress(OSError):
             self.place.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.place, self.head + text)
+            write_cached(self.place, self.head + text, SHARED)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sqlite3
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -162,13 +164,29 @@ def connect_read_only(path: Path, timeout_s: float) -> sqlite3.Connection:
         # WAL needs a file beside the database. If it cannot be made and no other process has
         # made one, no writer is left, and the file can be read as it is.
         unwritable = error.sqlite_errorcode & 0xFF in UNWRITABLE
-        if not unwritable or not path.is_file() or os.path.exists(f"{path}-wal"):
+        if not unwritable or not path.is_file():
             raise
+        if os.path.exists(f"{path}-wal"):
+            return _with_its_log(path)
         return connected(uri + "&immutable=1", timeout_s)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _with_its_log(path: Path) -> sqlite3.Connection:
+    """A database in memory, with what a killed writer left in the log; what a living one is about
+    to write fails its checksum.
+    """
+    with tempfile.TemporaryDirectory(prefix="plantune-") as folder:
+        copy = Path(folder) / "plans.db"
+        for ending in ("", "-wal"):
+            shutil.copyfile(f"{path}{ending}", f"{copy}{ending}")
+        with contextlib.closing(connected(f"{copy.as_uri()}?mode=rw")) as connection:
+            memory = connected("file::memory:")
+            connection.backup(memory)
+            return memory
 
 
 def connected(uri: str, timeout_s: float = 5.0) -> sqlite3.Connection:

@@ -17,6 +17,9 @@ from plantune.errors import ForeignFile
 
 # What is there already is read whole; plantune's largest files are exports.
 OUTPUT_LIMIT_BYTES = 256 << 20
+# The names of stdout; where it is once its descriptor was given to others.
+STDOUT = frozenset(map(Path, ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")))
+_stdout: list[Path] = []
 
 
 def read_regular(path: Path, limit_bytes: int, *, follow: bool = True) -> bytes:
@@ -75,13 +78,18 @@ def require_replaceable(path: Path, what: str, is_own: Callable[[bytes], bool]) 
         )
 
 
+def moved_stdout(descriptor: int) -> None:
+    """From now on the names of stdout mean this descriptor."""
+    _stdout[:] = [Path(f"/proc/self/fd/{descriptor}")]
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Writes a file that an option names, whole or not at all; into a terminal as it comes.
 
     Raises OSError, and leaves what was there before.
     """
     if _is_terminal(path):
-        with open(path, "wb", buffering=0) as device:
+        with open(_meant(path), "wb", buffering=0) as device:
             device.write(content)
         return
     write_lasting(path, content)
@@ -96,5 +104,9 @@ def require_writable(path: Path) -> None:
 def _is_terminal(path: Path) -> bool:
     """Whether it is a character device, such as /dev/null or a terminal."""
     with suppress(OSError):
-        return stat.S_ISCHR(os.stat(path).st_mode)
+        return stat.S_ISCHR(os.stat(_meant(path)).st_mode)
     return False
+
+
+def _meant(path: Path) -> Path:
+    return _stdout[0] if _stdout and path in STDOUT else path

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plantune.backend.allowance import Allowance
+from plantune.nearest import hint
 from plantune.runtime.module import TunedModule
 from plantune.runtime.stock import Stock
 
@@ -33,7 +34,8 @@ def allowance_of(mode: str | None, options: Mapping[str, Any] | None) -> Allowan
 def _seconds(options: Mapping[str, Any]) -> float:
     unknown = sorted(set(options) - {*KNOWN})
     if unknown:
-        raise ValueError(f"unknown options: {', '.join(unknown)}; known: {', '.join(KNOWN)}")
+        known = f"{', '.join(KNOWN)}{hint(unknown[0], KNOWN)}"
+        raise ValueError(f"unknown options: {', '.join(unknown)}; known: {known}")
     seconds = options.get("budget", 0.0)
     if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
         raise ValueError(f"budget must be a number of seconds, 0 or more, got {seconds!r}")

@@ -13,6 +13,7 @@ from torch.compiler import is_dynamo_compiling
 from plantune.graph.arguments import Arguments
 from plantune.graph.extract import lines_of
 from plantune.layouts import HOST_MEMORY
+from plantune.nearest import hint
 from plantune.plan import Plan
 from plantune.plan_db.plan_file import PlanFile
 from plantune.problem import MODES
@@ -176,4 +177,5 @@ class TunedModule(StandsIn):
 
 def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise ValueError(f"{what} must be one of {', '.join(known)}, got {value!r}")
+        close = hint(str(value), known)
+        raise ValueError(f"{what} must be one of {', '.join(known)}, got {value!r}{close}")

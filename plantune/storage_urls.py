@@ -15,6 +15,8 @@ IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s'\"]*[@?][^\s'\"]*")
 WORD = re.compile(r"\w+")
 # Shorter parts are in any text, and say little of a password.
 LEAST = 3
+# Words of these programs' own messages: what is hidden among them would be told by that.
+OPEN = frozenset(("plantune", "optuna", "postgres", "postgresql", "mysql", "mariadb", "sqlite"))
 # The options whose value is a URL, and the variable that stands for one.
 OPTIONS, VARIABLE = ("--storage", "--status"), "PLANTUNE_STORAGE"
 
@@ -29,10 +31,12 @@ def shown(url: str) -> str:
     return f"{scheme}://{HIDDEN if place is None else place}"
 
 
-def without_secrets(text: str, url: str) -> str:
-    """What a library says of a URL, without what may be secret in the URL, in whole or in part."""
+def without_secrets(text: str, url: str, *, user: bool = True) -> str:
+    """What a library says of a URL, without what may be secret in the URL, in whole or in part; the
+    name of the `user` is secret only where nothing else is likely to be called so.
+    """
     text = text.replace(url, shown(url))
-    for secret in _secrets(url):
+    for secret in _secrets(url, user=user):
         pattern = rf"(?<!\w){re.escape(secret)}(?!\w)" if WORD.fullmatch(secret) else None
         text = re.sub(pattern or re.escape(secret), HIDDEN, text, flags=re.IGNORECASE)
     return IN_TEXT.sub(lambda found: shown(found[0]), text)
@@ -72,7 +76,7 @@ def _parts(url: str) -> tuple[str | None, str | None]:
     return scheme, host + slash + database
 
 
-def _secrets(url: str) -> list[str]:
+def _secrets(url: str, *, user: bool) -> list[str]:
     """All of a URL but what is shown of it, in parts as small as a library may tell them, the
     longest first.
     """
@@ -80,7 +84,9 @@ def _secrets(url: str) -> list[str]:
     rest = url if scheme is None else url[len(scheme) + 3 :]
     told = {*_pieces(scheme or ""), *_pieces(place or "")}
     rest = rest.removeprefix(place or "")
-    secrets = {*_pieces(rest), *_pieces(unquote_plus(rest))} - told
+    if place is not None and not user and ":" in rest.rpartition("@")[0]:
+        rest = rest.partition(":")[2]
+    secrets = {*_pieces(rest), *_pieces(unquote_plus(rest))} - told - OPEN
     return sorted((part for part in secrets if len(part) >= LEAST), key=len, reverse=True)
 
 

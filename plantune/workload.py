@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from plantune.errors import InvalidNetwork
+from plantune.errors import InvalidNetwork, UnsupportedModule
 from plantune.models.factory import Factory, is_factory, prints_aside
 from plantune.models.registry import network
 
@@ -142,7 +142,14 @@ class Workload:
 
         factory = self.factory
         made = network(self.network).build(self.in_channels) if factory is None else factory.build()
-        return made.to(device="cpu", dtype=DTYPES[self.dtype]).train(self.mode == "train")
+        try:
+            return made.to(device="cpu", dtype=DTYPES[self.dtype]).train(self.mode == "train")
+        except Exception as error:  # Both may be the network's own methods.
+            said = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+            raise UnsupportedModule(
+                f"{self.network}: cannot be brought into {self.dtype} and mode {self.mode}: {said}; "
+                "see its methods `to` and `train`"
+            ) from error
 
     @cached_property
     def _module(self) -> nn.Module:

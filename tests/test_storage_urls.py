@@ -81,6 +81,17 @@ def test_the_rest_of_what_a_library_says_stays() -> None:
     assert without_secrets(said, url) == said
 
 
+def test_what_plantune_says_itself_stays_readable() -> None:
+    url = "postgresql://tuner:S3CRET@host/plans?connect_timeout=10"
+    said = "tuner, wait for the tuner 10 s, or run plantune search"
+    assert without_secrets(said, url, user=False) == said
+    url = "postgresql://plantune:plantune@host/plans"
+    assert without_secrets(said, url) == said
+    assert without_secrets("S3CRET, H1DDEN", "S3CRET:H1DDEN@host", user=False) == "***, ***"
+    found = without_secrets("tuner", "postgresql://tuner:tuner@host/plans", user=False)
+    assert found == HIDDEN
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

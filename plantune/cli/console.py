@@ -100,7 +100,7 @@ def without_urls(urls: Sequence[str]) -> Iterator[None]:
 def hidden(text: str) -> str:
     """A text without what is secret in the URLs of `without_urls`."""
     for url in _urls:
-        text = without_secrets(text, url)
+        text = without_secrets(text, url, user=False)
     return text
 
 

@@ -115,9 +115,8 @@ class _Told:
                 close_quietly()
                 return FAILED
             return self._told(error)
-        except (
-            Exception
-        ) as error:  # A fault of plantune: the trace is needed, and so is the object.
+        except Exception as error:
+            # A fault of plantune: the trace is needed, and so is the object.
             self._emit(type(error).__name__, str(error), FAILED)
             if not self._has_urls:
                 raise

@@ -21,10 +21,13 @@ STDOUT, STDERR = 1, 2
 
 @dataclass
 class _Results:
-    """The stream of results, None where it is `sys.stdout`; whether it is the process's own."""
+    """The stream of results, None where it is `sys.stdout`; whether it is the process's own. Only
+    inside of `own_stdout` it is taken: where a program calls a command, stdout is that program's.
+    """
 
     stream: TextIO | None = None
     is_own: bool = False
+    may_take: bool = False
 
 
 _results = _Results()
@@ -38,7 +41,7 @@ def results() -> TextIO:
 def take_stdout() -> None:
     """From now on only what is written to `results` reaches stdout."""
     before = sys.stdout
-    if before is None or before is sys.stderr:  # closed, or taken already
+    if not _results.may_take or before is None or before is sys.stderr:  # closed, or taken already
         return
     if _results.stream is None:
         _results.is_own = _descriptor_of(before) == STDOUT
@@ -54,9 +57,11 @@ def own_stdout() -> Iterator[None]:
     """
     if _results.stream is not None:  # a second command in this process
         sys.stdout = _results.stream
+    _results.may_take = True
     try:
         yield
     finally:
+        _results.may_take = False
         if _results.stream is not None and not _results.is_own:
             sys.stdout, _results.stream = _results.stream, None
 

@@ -108,12 +108,13 @@ def test_code_that_ends_the_program_is_an_error_of_one_line(
     assert what.removeprefix("sys.").partition("(")[0].replace("exit", "SystemExit") in line
 
 
-@pytest.mark.parametrize("where", ["forward", "factory"])
+@pytest.mark.parametrize("where", ["forward", "train", "factory"])
 def test_what_is_an_ordinary_error_stays_one(run: Run, own: Path, where: str) -> None:
     """Click itself takes it for the end of what a user types."""
     result = run("explain", *asked(own, where, "EOFError"))
     assert result.exit_code in (1, 2)
-    assert "EOFError" in result.stderr
+    assert "EOFError: two" in result.stderr
+    assert result.stderr.count("\n") == 1
     assert "interrupted" not in result.stderr
 
 
@@ -204,6 +205,25 @@ for command in (["cache", "show", "--json"], ["--version"], ["cache", "show", "-
     first, version, second = done.stdout.splitlines()
     assert json.loads(first) == json.loads(second)
     assert version.startswith("plantune ")
+
+
+def test_where_a_program_calls_a_command_stdout_stays_the_programs() -> None:
+    script = """
+import os
+from plantune.cli import main
+main(["cache", "show", "--json"], standalone_mode=False)
+print("its own")
+os.write(1, b"its own too\\n")
+"""
+    done = subprocess.run(
+        [sys.executable, "-uc", script],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[1:] == ["its own", "its own too"]
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])

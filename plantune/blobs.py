@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import tempfile
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from plantune.atomic_files import write_cached
 from plantune.warning import warn
 
 CHECKSUM_BYTES = 32
@@ -45,22 +44,6 @@ def write_blob(place: Path, content: bytes) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     _close_to_others(place.parent)
     write_cached(place, content + _checksum(place, content))
-
-
-def write_cached(place: Path, content: bytes) -> None:
-    """Writes beside the target and moves it there, so that no one reads half of it.
-
-    Raises OSError, and then leaves no file.
-    """
-    descriptor, name = tempfile.mkstemp(dir=place.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(name, place)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def why_not_trusted(folder: Path) -> str | None:

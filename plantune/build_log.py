@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from plantune.blobs import write_cached
+from plantune.atomic_files import write_cached
 from plantune.errors import BuildError
 from plantune.paths import writable_folder
 

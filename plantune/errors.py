@@ -20,6 +20,12 @@ class UnknownNetwork(PlantuneError):
     """
 
 
+class UnexpectedExit(PlantuneError):
+    """Code that a command ran, such as a network's forward, ended it: by `sys.exit`, or by raising
+    what is not an Exception.
+    """
+
+
 class InvalidNetwork(PlantuneError):
     """A factory of a network fails, or what is asked of a network cannot be."""
 

@@ -11,9 +11,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from plantune import atomic_files
+from plantune.atomic_files import write_lasting
 from plantune.errors import ForeignFile
 
-OUTPUT_LIMIT_BYTES = 64 << 20
+# What is there already is read whole; plantune's largest files are exports.
+OUTPUT_LIMIT_BYTES = 256 << 20
+# The names of stdout; where it is once its descriptor was given to others.
+STDOUT = frozenset(map(Path, ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")))
+_stdout: list[Path] = []
 
 
 def read_regular(path: Path, limit_bytes: int, *, follow: bool = True) -> bytes:
@@ -72,44 +78,35 @@ def require_replaceable(path: Path, what: str, is_own: Callable[[bytes], bool]) 
         )
 
 
+def moved_stdout(descriptor: int) -> None:
+    """From now on the names of stdout mean this descriptor."""
+    _stdout[:] = [Path(f"/proc/self/fd/{descriptor}")]
+
+
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes beside `path` and moves the result there, so that no one sees half of it.
+    """Writes a file that an option names, whole or not at all; into a terminal as it comes.
 
     Raises OSError, and leaves what was there before.
     """
     if _is_terminal(path):
-        with open(path, "wb", buffering=0) as device:
+        with open(_meant(path), "wb", buffering=0) as device:
             device.write(content)
         return
-    unfinished = _unfinished(path)
-    file = open(unfinished, "xb")  # noqa: SIM115 - a file that was there before is not removed
-    try:
-        with file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException:
-        with suppress(OSError):
-            unfinished.unlink()
-        raise
+    write_lasting(path, content)
 
 
 def require_writable(path: Path) -> None:
     """Raises OSError if `write_whole` could not write there now; leaves everything as it is."""
-    if _is_terminal(path):
-        return
-    unfinished = _unfinished(path)
-    unfinished.touch(exist_ok=False)
-    unfinished.unlink()
-
-
-def _unfinished(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    if not _is_terminal(path):
+        atomic_files.require_writable(path)
 
 
 def _is_terminal(path: Path) -> bool:
     """Whether it is a character device, such as /dev/null or a terminal."""
     with suppress(OSError):
-        return stat.S_ISCHR(os.stat(path).st_mode)
+        return stat.S_ISCHR(os.stat(_meant(path)).st_mode)
     return False
+
+
+def _meant(path: Path) -> Path:
+    return _stdout[0] if _stdout and path in STDOUT else path

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any, TypeGuard
 
+from plantune.nearest import hint
+
 MOST_SHOWN = 80
 PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
 CONTAINERS = (list, tuple, dict, set, frozenset)
@@ -31,8 +33,9 @@ def require_flag(name: str, value: object) -> None:
 
 
 def require_one_of(name: str, value: object, known: Sequence[str]) -> None:
-    fits = isinstance(value, str) and value in known
-    require_value(name, value, f"one of {', '.join(known)}", fits=fits)
+    if not (isinstance(value, str) and value in known):
+        wanted, close = ", ".join(known), hint(str(value), known)
+        raise ValueError(f"{name} must be one of {wanted}, got {shown(value)}{close}")
 
 
 def require_whole(name: str, value: object, least: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from plantune.errors import InvalidNetwork
+from plantune.errors import InvalidNetwork, UnsupportedModule
 from plantune.models.factory import Factory, is_factory, prints_aside
 from plantune.models.registry import network
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # In the order of the JSON that `bench` writes; a network is a model there.
 FIELDS = ("arch", "batch", "mode", "dtype", "in_channels")
+# Of one input: no machine has the memory, and torch counts no further than 63 bits.
+ELEMENTS_MAX = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,9 @@ class Workload:
         names = [name for name, _ in self.settings]
         twice = [name for name in names if names.count(name) > 1]
         _require(not twice, f"--set {twice[0]}=... is given twice" if twice else "")
+        image = self.batch * self.in_channels * (self.image_size or 1) ** 2
+        most = f"images of {self.image_size} pixels a side have more than {ELEMENTS_MAX} elements"
+        _require(bool(self.inputs) or image <= ELEMENTS_MAX, most)
         if self.factory is None:
             _require(not self.settings, f"--set is for a factory, and {self.network} has a name")
             return
@@ -137,7 +142,14 @@ class Workload:
 
         factory = self.factory
         made = network(self.network).build(self.in_channels) if factory is None else factory.build()
-        return made.to(device="cpu", dtype=DTYPES[self.dtype]).train(self.mode == "train")
+        try:
+            return made.to(device="cpu", dtype=DTYPES[self.dtype]).train(self.mode == "train")
+        except Exception as error:  # Both may be the network's own methods.
+            said = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+            raise UnsupportedModule(
+                f"{self.network}: cannot be brought into {self.dtype} and mode {self.mode}: "
+                f"{said}; see its methods `to` and `train`"
+            ) from error
 
     @cached_property
     def _module(self) -> nn.Module:

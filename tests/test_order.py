@@ -17,8 +17,8 @@ import plantune
 ROOT = Path(plantune.__file__).parent
 # Those of one line know nothing of each other.
 ORDER = (
-    "errors given scans tolerances verdict",
-    "warning",
+    "atomic_files errors nearest scans storage_urls tolerances verdict",
+    "given warning",
     "blobs canonical distance host layers op_mode outcome products rivals scopes",
     "settings standing",
     "files generators jsonable models paths",

@@ -9,9 +9,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from plantune.atomic_files import SHARED, write_cached
 from plantune.canonical import digest
 from plantune.errors import ForeignFile, PlantuneError, PlantuneWarning
-from plantune.files import read_regular, write_whole
+from plantune.files import read_regular
 from plantune.kernels.registry import estimate_us
 from plantune.machine import environment_of
 from plantune.paths import cache_file
@@ -35,7 +36,7 @@ def remember(key: str, seconds: float) -> None:
     with suppress(OSError):
         place = _place(key, to_write=True)
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(place, f"{seconds:.1f}".encode())
+        write_cached(place, f"{seconds:.1f}".encode(), SHARED)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 from plantune.backend.allowance import Allowance
 from plantune.given import is_number, require_kind, require_one_of, require_value
+from plantune.nearest import hint
 from plantune.runtime.module import TunedModule
 from plantune.runtime.stock import Stock
 
@@ -36,7 +37,8 @@ def allowance_of(mode: str | None, options: Mapping[str, Any] | None) -> Allowan
 def _seconds(options: Mapping[str, Any]) -> float:
     unknown = sorted(map(str, set(options) - {*KNOWN}))
     if unknown:
-        raise ValueError(f"unknown options: {', '.join(unknown)}; known: {', '.join(KNOWN)}")
+        known = f"{', '.join(KNOWN)}{hint(unknown[0], KNOWN)}"
+        raise ValueError(f"unknown options: {', '.join(unknown)}; known: {known}")
     seconds = options.get("budget", 0.0)
     fits = is_number(seconds) and 0 <= seconds < math.inf
     require_value("budget", seconds, "a number of seconds, 0 or more", fits=fits)

@@ -16,6 +16,7 @@ from plantune.cli.console import Console, bold, note, require_replaceable_json, 
 from plantune.cli.exit_codes import DONE, FAILED
 from plantune.cli.lookup import Chosen, chosen_plan, environment_here, require_device, worker_for
 from plantune.files import require_writable
+from plantune.nearest import hint
 from plantune.report import bench_text
 from plantune.report.plot import FORMATS, HOW_TO_GET, bar_plot, can_plot, require_replaceable_plot
 from plantune.report.progress import waiting
@@ -181,9 +182,10 @@ def _peers(text: str | None, workload: Workload) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     unknown = [name for name in names if name not in known]
     if unknown or not names:
+        close = hint(unknown[0], known) if unknown else ""
         what = f"no baseline is called {', '.join(unknown)}" if unknown else "names no baseline"
         raise click.BadParameter(
-            f"{what}; known on {workload.arch}: {', '.join(known)}", param_hint="'--peers'"
+            f"{what}; known on {workload.arch}: {', '.join(known)}{close}", param_hint="'--peers'"
         )
     return names
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from plantune.cli.console import Console
+from plantune.cli.hints import Commands
 from plantune.cli.options import common_options, example
 from plantune.errors import PlantuneError
 from plantune.paths import cache_folder, can_write, database_path
@@ -17,7 +18,7 @@ from plantune.report.tables import bytes_text, counted
 PLACES = {"cpu": re.compile(r"[0-9a-f]{64}\.so"), "cuda": re.compile(r"[0-9a-f]{64}\.bin")}
 
 
-@click.group("cache", epilog=example("plantune cache show"))
+@click.group("cache", cls=Commands, epilog=example("plantune cache show"))
 def cache_command() -> None:
     """Shows or clears the compiled kernels.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,9 +16,11 @@ from typing import Any, TextIO
 
 import click
 
+from plantune.cli.stdout import results
 from plantune.errors import PlantuneWarning
 from plantune.files import require_replaceable, write_whole
 from plantune.report.tables import table
+from plantune.storage_urls import without_secrets
 
 STDOUT = "-"
 
@@ -35,12 +39,16 @@ class Console:
     @property
     def width(self) -> int | None:
         """How long a line of results may be; None if they go into a file or another program."""
-        return width_of(sys.stdout)
+        return width_of(results())
 
     def say(self, text: str = "") -> None:
         """Results as text; nothing where stdout gets the JSON object."""
         if self.json != STDOUT:
-            click.echo(text, color=None if wants_color() else False)
+            self.print(text)
+
+    def print(self, text: str) -> None:
+        """As it is, also where stdout gets the JSON object."""
+        click.echo(text, results(), color=None if wants_color() else False)
 
     def table(self, titles: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> None:
         """A table as wide as there is room; see `plantune.report.tables.table`."""
@@ -49,7 +57,7 @@ class Console:
     def emit(self, data: Mapping[str, Any]) -> None:
         """The one JSON object, if it was asked for."""
         if self.json == STDOUT:
-            click.echo(dumps(data))
+            self.print(dumps(data))
         elif self.json_file is not None:
             write_json(self.json_file, data)
 
@@ -66,9 +74,39 @@ def width_of(stream: TextIO) -> int | None:
 
 
 def note(text: str) -> None:
-    """Progress and warnings, on stderr; if the stream is closed, the command goes on."""
+    """Progress and warnings, on stderr, without what is secret in a URL that the command was given;
+    if the stream is closed, the command goes on.
+    """
     with suppress(OSError, ValueError):
-        click.echo(text, err=True, color=None if wants_color() else False)
+        click.echo(hidden(text), err=True, color=None if wants_color() else False)
+
+
+_urls: list[str] = []
+
+
+@contextmanager
+def without_urls(urls: Sequence[str]) -> Iterator[None]:
+    """Inside, notes and the traces of threads hide what is secret in these URLs."""
+    before, threads = [*_urls], threading.excepthook
+    _urls[:] = urls
+    if urls:
+        threading.excepthook = _hide_in_trace
+    try:
+        yield
+    finally:
+        _urls[:], threading.excepthook = before, threads
+
+
+def hidden(text: str) -> str:
+    """A text without what is secret in the URLs of `without_urls`."""
+    for url in _urls:
+        text = without_secrets(text, url, user=False)
+    return text
+
+
+def _hide_in_trace(raised: threading.ExceptHookArgs) -> None:
+    trace = traceback.format_exception(raised.exc_type, raised.exc_value, raised.exc_traceback)
+    note("".join(trace))
 
 
 def wants_color() -> bool:
@@ -135,5 +173,5 @@ def close_quietly() -> None:
     """The reader of stdout is gone: what Python still buffers for it is discarded."""
     with suppress(OSError, ValueError):
         devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, sys.stdout.fileno())
+        os.dup2(devnull, results().fileno())
         os.close(devnull)

@@ -11,6 +11,7 @@ from plantune.cli.checks import LIMITED, MISSING, OK, Check, checks
 from plantune.cli.console import Console
 from plantune.cli.cuda_checks import cuda_checks
 from plantune.cli.exit_codes import FAILED
+from plantune.cli.hints import Choice
 from plantune.cli.lookup import require_device
 from plantune.cli.options import common_options, example
 from plantune.space.arch import ARCH_NAMES
@@ -23,7 +24,7 @@ WIDTH = max(map(len, COLORS))
 @common_options()
 @click.option(
     "--arch",
-    type=click.Choice(ARCH_NAMES),
+    type=Choice(ARCH_NAMES),
     default="cpu",
     help="Exit 6 if plans for it cannot be measured here.",
 )

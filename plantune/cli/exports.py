@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plantune.cli.console import Console
+from plantune.cli.hints import Choice
 from plantune.cli.lookup import database
 from plantune.cli.options import PATH, ModelName, common_options, example
 from plantune.errors import PlantuneError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 @click.argument("file", type=PATH)
 @click.option(
     "--arch",
-    type=click.Choice(ARCH_NAMES),
+    type=Choice(ARCH_NAMES),
     help="Kind of processor; by default FILE's name if it is one, else cpu.",
 )
 @click.option("--model", type=ModelName(), help="Only plans of this network.")
@@ -61,7 +62,7 @@ def import_command(console: Console, place: Path | None, file: Path) -> None:
     read_export(file)  # before a database is made for what may be refused
     with database(place, read_only=False) as opened:
         plans = import_plans(file, opened)
-        kept = all(lies_in_file(opened.path, plan) for plan in plans)
+        kept = lies_in_file(opened.path, *plans)
     if not kept:
         raise PlantuneError(f"{file}: is right, but {opened.path} cannot be written; give --db")
     console.say(f"{file}: {counted(len(plans), 'plan')} read")

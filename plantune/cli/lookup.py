@@ -80,9 +80,9 @@ def chosen_plan(place: Path | None, workload: Workload, id: int | None = None) -
 
 def stored_plan(opened: PlanDatabase, id: int) -> StoredPlan:
     """Raises NoPlan if no plan has this id."""
-    for stored in opened.plans():
-        if stored.id == id:
-            return stored
+    stored = opened.plan(id)
+    if stored is not None:
+        return stored
     raise NoPlan(f"{opened.path}: no plan has the id {id}; see plantune plans list --all")
 
 

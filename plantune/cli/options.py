@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -15,11 +17,14 @@ import click
 from click.shell_completion import CompletionItem
 
 from plantune.cli.console import STDOUT, Console
+from plantune.cli.hints import JSON_BEFORE, Choice, Whole
+from plantune.cli.stdout import take_stdout
 from plantune.errors import UnknownNetwork
 from plantune.models.factory import is_factory
 from plantune.models.registry import network, network_names
+from plantune.nearest import hint
 from plantune.space.arch import ARCH_NAMES
-from plantune.workload import Workload
+from plantune.workload import ELEMENTS_MAX, Workload
 
 Command = Callable[..., None]
 Decorator = Callable[[Command], Command]
@@ -28,6 +33,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 ALL_DTYPES = (*DTYPES, "int64", "int32", "int16", "int8", "uint8", "bool")
 PLANS = "PLANTUNE_PLANS"
+# Digits of other scripts are digits to Python too.
+SIZE, NUMBER = re.compile(r"0*[1-9][0-9]{0,17}"), re.compile(r"[0-9]{1,9}")
+SECONDS_TEXT = re.compile(r"[0-9.eE+-]+")
 BATCH_MAX = 1 << 24
 WEEK_S = 7 * 24 * 3600
 SEED_MAX = (1 << 31) - 2
@@ -78,18 +86,22 @@ def _model_name(value: str) -> str:
 def _seconds(value: Any) -> float:
     """More than 0 and at most a week; no NaN, no infinity."""
     with suppress(ValueError):
-        if 0 < float(value) <= WEEK_S:
+        if SECONDS_TEXT.fullmatch(str(value)) and 0 < float(value) <= WEEK_S:
             return float(value)
-    raise ValueError(f"{value!r} must be a number of seconds in (0, {WEEK_S}]")
+    raise ValueError(f"{value!r:.80} must be a number of seconds in (0, {WEEK_S}]")
 
 
 def _input_text(value: str) -> str:
     """An input's sizes and, after a colon, its dtype."""
     shape, colon, dtype = value.partition(":")
-    if not all(size.isdecimal() and int(size) > 0 for size in shape.split("x")):
-        raise ValueError(f"{value!r}: sizes are numbers with x between, 8x3x64x64")
+    sizes = shape.split("x")
+    if not all(SIZE.fullmatch(size) for size in sizes):
+        raise ValueError(f"{value!r:.80}: sizes are numbers with x between, 8x3x64x64")
+    if math.prod(map(int, sizes)) > ELEMENTS_MAX:
+        raise ValueError(f"{value!r:.80}: has more than {ELEMENTS_MAX} elements")
     if colon and dtype not in ALL_DTYPES:
-        raise ValueError(f"{value!r}: a dtype is one of {', '.join(ALL_DTYPES)}")
+        known = f"{', '.join(ALL_DTYPES)}{hint(dtype, ALL_DTYPES)}"
+        raise ValueError(f"{value!r:.80}: a dtype is one of {known}")
     return value
 
 
@@ -99,7 +111,7 @@ def _setting(value: Any) -> tuple[str, Any]:
         return value
     name, equals, text = value.partition("=")
     if not equals or not name.isidentifier():
-        raise ValueError(f"{value!r}: give a keyword argument of the factory, width=2")
+        raise ValueError(f"{value!r:.80}: give a keyword argument of the factory, width=2")
     try:
         return name, ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -111,9 +123,10 @@ def _gpus(value: Any) -> tuple[int, ...]:
     if isinstance(value, tuple) or value == "all":
         return value if isinstance(value, tuple) else ()
     parts = value.split(",")
-    if not all(part.isdecimal() for part in parts) or len({*map(int, parts)}) < len(parts):
-        raise ValueError(f"{value!r}: give all, or numbers of GPUs with commas between")
-    return tuple(map(int, parts))
+    numbers = [int(part) for part in parts if NUMBER.fullmatch(part)]
+    if len({*numbers}) < len(parts):
+        raise ValueError(f"{value!r:.80}: give all, or numbers of GPUs with commas between")
+    return tuple(numbers)
 
 
 SECONDS = Parsed("seconds", _seconds)
@@ -121,7 +134,7 @@ INPUT = Parsed("input", _input_text)
 SETTING = Parsed("name=value", _setting)
 GPUS = Parsed("all|0,1,...", _gpus)
 PATH = click.Path(path_type=Path)
-ID = click.IntRange(min=1)
+ID = Whole(min=1)
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -154,7 +167,7 @@ def budget_option(seconds: float, help: str) -> Decorator:
 
 
 def seed_option(help: str) -> Decorator:
-    return click.option("--seed", type=click.IntRange(0, SEED_MAX), default=0, help=help)
+    return click.option("--seed", type=Whole(0, SEED_MAX), default=0, help=help)
 
 
 def _share(ctx: click.Context, param: click.Parameter, files: tuple[Path, ...]) -> None:
@@ -195,22 +208,22 @@ def workload_options(command: Command) -> Command:
         click.option("--model", "network", type=ModelName(), default=Workload.network,
                      help=f"Reference network: {', '.join(network_names())}. Or your own, as "
                      "package.module:factory or file.py:factory."),
-        click.option("--arch", type=click.Choice(ARCH_NAMES), show_default=ARCH_DEFAULT,
+        click.option("--arch", type=Choice(ARCH_NAMES), show_default=ARCH_DEFAULT,
                      help="Kind of processor."),
-        click.option("--batch", type=click.IntRange(1, BATCH_MAX), show_default=str(Workload.batch),
+        click.option("--batch", type=Whole(1, BATCH_MAX), show_default=str(Workload.batch),
                      help="Images in one call."),
-        click.option("--in-channels", type=click.IntRange(1, 4096),
+        click.option("--in-channels", type=Whole(1, 4096),
                      default=Workload.in_channels, help="Channels of an image."),
-        click.option("--image-size", type=click.IntRange(1, 1 << 16),
+        click.option("--image-size", type=Whole(1, 1 << 16),
                      show_default="that of the reference network",
                      help="Height and width of an image."),
         click.option("--input", "inputs", type=INPUT, multiple=True, metavar="SIZES[:DTYPE]",
                      help="An input instead of the image: 8x3x64x64:uint8; once for each."),
         click.option("--set", "settings", type=SETTING, multiple=True, metavar="NAME=VALUE",
                      help="A keyword argument of the factory."),
-        click.option("--mode", type=click.Choice(("infer", "train")), default=Workload.mode,
+        click.option("--mode", type=Choice(("infer", "train")), default=Workload.mode,
                      help="Train is forward and backward."),
-        click.option("--dtype", type=click.Choice(DTYPES), show_default=DTYPE_DEFAULT,
+        click.option("--dtype", type=Choice(DTYPES), show_default=DTYPE_DEFAULT,
                      help="Of weights and images."),
         from_option,
     ]  # fmt: skip
@@ -235,9 +248,15 @@ def common_options(*, json_file: bool = False) -> Decorator:
     )  # fmt: skip
 
     def decorate(command: Command) -> Command:
-        return _applied([db, json_option], bundled(Console, "console")(command))
+        return _applied([db, json_option], bundled(Console, "console", _console)(command))
 
     return decorate
+
+
+def _console(json: str | None) -> Console:
+    """The first that a command does: what its work prints from then on is no result."""
+    take_stdout()
+    return Console(json or click.get_current_context().meta.get(JSON_BEFORE))
 
 
 def example(*lines: str) -> str:

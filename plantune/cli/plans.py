@@ -11,6 +11,7 @@ import click
 
 from plantune.cli.console import Console, bold
 from plantune.cli.exports import summary_of
+from plantune.cli.hints import Commands
 from plantune.cli.lookup import database, environment_here, stored_plan
 from plantune.cli.merge import merge_command
 from plantune.cli.options import FILE, ID, ModelName, common_options, example, from_option
@@ -32,7 +33,7 @@ MARKS = {True: "", False: "*", None: "?"}
 FOOTNOTES = {"*": NO_COMPILED, "?": UNKNOWN}
 
 
-@click.group("plans", epilog=example("plantune plans list"))
+@click.group("plans", cls=Commands, epilog=example("plantune plans list"))
 def plans_command() -> None:
     """Lists, shows, compares, exports and removes stored plans."""
 
@@ -196,7 +197,7 @@ def export_command(console: Console, place: Path | None, id: int, file: Path | N
     with database(place) as opened:
         plan = stored_plan(opened, id).plan
     if file is None:
-        click.echo(plan.dumps())
+        console.print(plan.dumps())
         return
     require_replaceable(file, "a plan", _is_plan)
     write_whole(file, (plan.dumps() + "\n").encode())

@@ -71,7 +71,7 @@ def predict(console: Console, place: Path | None, workload: Workload, budget_s: 
     console.emit({**data, "seconds": round(time.monotonic() - start, 3)})
     if keeping.plan_id is None:
         if console.json != STDOUT:
-            click.echo(prediction.plan.dumps())
+            console.print(prediction.plan.dumps())
         raise click.exceptions.Exit(1)
 
 

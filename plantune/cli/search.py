@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from plantune.cli import options
 from plantune.cli.checks import no_compiler_line
 from plantune.cli.console import Console, note
 from plantune.cli.exit_codes import FAILED, INTERRUPTED, NoUsableDevice
+from plantune.cli.hints import Whole
 from plantune.cli.interrupts import interrupts, undisturbed
 from plantune.cli.lookup import database, require_device
 from plantune.cli.root import BEGAN
@@ -39,9 +40,9 @@ class How:
     seed: int
     dry_run: bool
     predict: bool
-    storage: str | None
+    storage: str | None = field(repr=False)
     heartbeat: int
-    status: str | None
+    status: str | None = field(repr=False)
     gpus: tuple[int, ...] | None
     wait: bool
     shipped: bool
@@ -82,11 +83,17 @@ class How:
 )
 @click.option(
     "--heartbeat",
-    type=click.IntRange(1, 3600),
+    type=Whole(1, 3600),
     default=10,
     help="Seconds between signs of life in --storage; after six of them a silent search is over.",
 )
-@click.option("--status", metavar="URL", help="Show what searches do in a shared storage; no more.")
+@click.option(
+    "--status",
+    is_flag=False,
+    flag_value="",
+    metavar="[URL]",
+    help="Show what searches do in a shared storage, that of PLANTUNE_STORAGE by default; no more.",
+)
 @click.option(
     "--gpus",
     type=options.GPUS,
@@ -109,7 +116,9 @@ def search_command(console: Console, place: Path | None, workload: Workload, how
     if how.status is not None:
         from plantune.cli.status import show_status
 
-        show_status(console, how.status)
+        if not (url := how.status or how.storage):
+            raise click.UsageError("--status needs a URL: give one, or set PLANTUNE_STORAGE")
+        show_status(console, url)
         return
     _require_measurable(workload, how)
     if how.dry_run:

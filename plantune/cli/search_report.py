@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from plantune.cli.console import STDOUT, Console, bold, note
 from plantune.cli.lookup import to_run
 from plantune.machine import Environment
@@ -72,7 +70,7 @@ def show_result(
         tell(line)
     console.emit(_document(workload, result, keeping, environment, seconds))
     if is_lost(result, keeping) and console.json != STDOUT:
-        click.echo(result.plan.dumps())
+        console.print(result.plan.dumps())
 
 
 def is_lost(result: Result, keeping: KeepingDatabase) -> bool:

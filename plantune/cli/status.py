@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from plantune.cli.console import Console, bold, note
 from plantune.report.progress import phase_text
 from plantune.report.tables import counted
+from plantune.storage_urls import shown
 
 if TYPE_CHECKING:
     from plantune.search.status import Member, Status
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def show_status(console: Console, url: str) -> None:
     """Raises StorageLost if nothing answers, BadParameter for anything but a database's URL."""
     from plantune.cli.storage import required_shareable
-    from plantune.search.rdb import Persistent, shown
+    from plantune.search.rdb import Persistent
     from plantune.search.results import Patience
     from plantune.search.status import statuses
 

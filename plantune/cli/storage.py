@@ -13,11 +13,12 @@ from plantune.cli.console import note
 from plantune.errors import InvalidDatabase
 from plantune.plan_db.opening import dated
 from plantune.plan_db.recognition import is_in_use, is_own, looked_into, why_no_database
+from plantune.storage_urls import shown, without_secrets
 
-# Of the tables that Optuna makes, those that every release of it has.
 # What Python and Optuna say where the driver of a database is not installed.
 NO_DRIVER = ("No module named", "halted; None in sys.modules", "DB access module")
 DRIVERS = "pip install 'plantune[storage]' brings the drivers of PostgreSQL and MySQL"
+# Of the tables that Optuna makes, those that every release of it has.
 OPTUNAS = {"studies", "trials", "version_info"}
 # Searches that begin at once in an empty database make its tables beside each other, and all but
 # one of them are refused.
@@ -76,22 +77,22 @@ def required_shareable(named: str, option: str) -> str:
     """The URL of a database that searches can share; raises BadParameter for any other."""
     import sqlalchemy
 
-    from plantune.search.rdb import is_shareable, with_driver
+    from plantune.search.rdb import NO_URL, is_shareable, with_driver
 
     url = with_driver(named)
     if not is_shareable(url):
         raise _bad(url, "give the URL of a PostgreSQL, a MySQL or an SQLite file", option)
     try:
         sqlalchemy.make_url(url).get_dialect().import_dbapi()
-    except (ImportError, sqlalchemy.exc.ArgumentError) as error:
+    except (ImportError, *NO_URL) as error:
         raise _bad(url, str(error), option) from error
     return url
 
 
 def _bad(url: str, reason: str, option: str) -> click.BadParameter:
-    """Neither the URL's password nor what a driver says of it is shown."""
-    from plantune.search.rdb import shown, without_secrets
-
+    """Nothing secret of the URL is shown, nor what a driver says of it."""
+    if "://" not in url:
+        reason = "a URL begins with postgresql://, mysql:// or sqlite:///"
     hint = f"; {DRIVERS}" if any(word in reason for word in NO_DRIVER) else ""
     text = f"{shown(url)!r}: {without_secrets(reason, url)}{hint}"
     return click.BadParameter(text, param_hint=f"'{option}'")
@@ -101,9 +102,11 @@ def _file_of(url: str) -> Path | None:
     """The file that SQLite would open for a URL, None if it is in memory or no SQLite's."""
     import sqlalchemy
 
+    from plantune.search.rdb import NO_URL
+
     try:
         parsed = sqlalchemy.make_url(url)
-    except sqlalchemy.exc.ArgumentError:
+    except NO_URL:
         return None
     name = (parsed.database or "").removeprefix("file:").partition("?")[0]
     sqlite = parsed.get_backend_name() == "sqlite"

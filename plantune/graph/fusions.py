@@ -16,6 +16,7 @@ from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.ops.overload import CONCAT, MATMUL, ROLL, SELECT, SOFTMAX, UNBIND
 from plantune.graph.ops.overload_backward import WANTED
 from plantune.graph.step import phase_of
+from plantune.nearest import hint
 from plantune.paths import data_folder
 
 POINTWISE, ACTIVATION, DERIVATIVE = "pointwise", "activation", "activation_grad"
@@ -136,7 +137,8 @@ def fusions_named(*names: str) -> tuple[Fusion, ...]:
     known = {fusion.name: fusion for fusion in all_fusions()}
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise InvalidSearchSpace(f"no fusion is called {unknown}; known: {', '.join(known)}")
+        told = f"{', '.join(known)}{hint(unknown[0], known)}"
+        raise InvalidSearchSpace(f"no fusion is called {unknown}; known: {told}")
     return tuple(known[name] for name in names)
 
 

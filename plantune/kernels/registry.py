@@ -19,6 +19,7 @@ from plantune.host import NO_COMPILER
 from plantune.kernels import families
 from plantune.kernels.chips import measured_arch
 from plantune.kernels.family import AnyFamily, Candidate
+from plantune.nearest import hint
 from plantune.settings import extra_families
 from plantune.space import Arch, SearchSpace
 from plantune.warning import warn
@@ -79,7 +80,8 @@ def family_named(name: str) -> AnyFamily:
     if name not in known:
         known = {**known, **installed_families()}
     if name not in known:
-        raise IllegalCandidate(f"no kernel family is called {name!r}; known: {', '.join(known)}")
+        told = f"{', '.join(known)}{hint(name, known)}"
+        raise IllegalCandidate(f"no kernel family is called {name!r}; known: {told}")
     return known[name]
 
 

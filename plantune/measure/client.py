@@ -24,6 +24,7 @@ from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort, Timing
 from plantune.measure.ways import baselines_for
 from plantune.measure.work import Request, request
+from plantune.nearest import hint
 from plantune.outcome import Outcome, Rejected
 from plantune.plan import Plan
 from plantune.space.arch import load_arch
@@ -224,7 +225,8 @@ class Worker:
         baselines = known if baselines is None else tuple(baselines)
         unknown = [name for name in baselines if name not in known]
         if unknown:
-            raise ValueError(f"no baseline is called {unknown}; known: {', '.join(known)}")
+            told = f"{', '.join(known)}{hint(unknown[0], known)}"
+            raise ValueError(f"no baseline is called {unknown}; known: {told}")
         effort = effort or Effort(budget_s=5.0)
         ways = (len(baselines) + 2) * 2  # each on two kinds of images
         asked = request(race, raced, plan, baselines, effort, seed, detailed=detailed)

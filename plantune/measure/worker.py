@@ -50,6 +50,8 @@ def _answer(request: Message, say: Say) -> Message:
         return {"error": _described(WorkerDied(first_line(error)))}
     except Exception as error:  # The parent raises it.
         return {"error": _described(error)}
+    except BaseException as error:  # As `sys.exit` in code that is not plantune's does.
+        return {"error": _described(WorkerDied(f"{type(error).__name__}: {error}"))}
 
 
 def _described(error: Exception) -> Message:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import os
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from plantune.errors import InvalidNetwork, UnknownNetwork
+from plantune.nearest import hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,9 +110,7 @@ def _attribute(home: ModuleType, place: str, name: str) -> Any:
     try:
         return reduce(getattr, name.split("."), home)
     except AttributeError as error:
-        close = difflib.get_close_matches(name, vars(home))
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
-        raise UnknownNetwork(f"{place} has no {name!r}{hint}") from error
+        raise UnknownNetwork(f"{place} has no {name!r}{hint(name, vars(home))}") from error
 
 
 @contextmanager
@@ -120,7 +118,9 @@ def _telling(what: str, file: str) -> Iterator[None]:
     """Says which line of the user's failed. A missing module is for the caller to tell of."""
     try:
         yield
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         if isinstance(error, ModuleNotFoundError) and file.startswith(str(error.name)):
             raise
         said = str(error).strip().partition("\n")[0]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from plantune.errors import UnknownNetwork
+from plantune.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,6 +68,6 @@ def network(name: str) -> NetworkSpec:
 
 
 def _unknown_message(name: str) -> str:
-    close = difflib.get_close_matches(name.lower(), network_names())
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    hint = did_you_mean(name, network_names())
+    hint = f"{hint} " if hint else ""
     return f"unknown network {name!r}: {hint}known networks are {', '.join(network_names())}"

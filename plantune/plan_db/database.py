@@ -25,6 +25,10 @@ from plantune.plan_db.transactions import immediate, translated
 from plantune.problem import Problem
 
 _MEASURED = ("median_us", "low_us", "high_us", "samples", "error", "bound", "deterministic")
+# The row of `meta` with the highest id that a plan ever had here: those of removed plans are not
+# given again.
+_HIGHEST = "highest_plan_id"
+_IDS_MAX = 1 << 62
 _PLAIN = {rows.INTEGER: int, rows.REAL: float}
 
 
@@ -135,9 +139,21 @@ class PlanDatabase:
         with translated(self._place):
             return tuple(rows.read_plans(self._db.conn, {}))
 
+    def plan(self, id: int) -> rows.StoredPlan | None:
+        """The plan with this id, None if there is none."""
+        with translated(self._place):
+            return next(iter(rows.read_plans(self._db.conn, {"id": id})), None)
+
+    def holds(self, plan: Plan) -> bool:
+        """Whether this very plan is stored."""
+        same = {"graph": plan.problem.graph, "plan": plan.dumps()}
+        with translated(self._place):
+            return any(item.plan == plan for item in rows.read_plans(self._db.conn, same))
+
     def remove_plan(self, id: int) -> None:
-        """Raises NoPlan if no plan has this id."""
+        """Raises NoPlan if no plan has this id, which no other plan will get."""
         with self._writing() as db:
+            self._keep_highest(self._highest_id())
             removed = db.execute("DELETE FROM plans WHERE id = ?", [id]).rowcount
         if not removed:
             raise NoPlan(f"{self._place}: no plan has the id {id}")
@@ -175,19 +191,30 @@ class PlanDatabase:
 
     def _add(self, stored: rows.StoredPlan) -> int:
         self._put_environment(stored.environment)
-        id = int(self._db.execute("SELECT coalesce(max(id), 0) + 1 FROM plans").fetchone()[0])
+        id = self._highest_id() + 1
         self._db.table("plans").insert(rows.plan_row(replace(stored, id=id)))
+        self._keep_highest(id)
         return id
 
+    def _highest_id(self) -> int:
+        """Of the plans here and of removed ones; a plantune that kept none may have added more."""
+        query = "SELECT value FROM meta WHERE key = ? UNION ALL SELECT max(id) FROM plans"
+        found = [str(value) for (value,) in self._db.execute(query, [_HIGHEST])]
+        known = [int(text) for text in found if text.isdecimal() and len(text) < 20]
+        return max((id for id in known if id < _IDS_MAX), default=0)
 
-def lies_in_file(path: Path | None, plan: Plan) -> bool:
-    """Whether a plan that was stored is in the file, as another process would see it: where a file
+    def _keep_highest(self, id: int) -> None:
+        self._db.table("meta").insert({"key": _HIGHEST, "value": str(id)}, replace=True)
+
+
+def lies_in_file(path: Path | None, *plans: Plan) -> bool:
+    """Whether plans that were stored are in the file, as another process would see it: where a file
     cannot be used the database was in memory.
     """
     if path is None or is_passing(path.parent):
         return False
     try:
         with PlanDatabase.open(path, read_only=True) as opened:
-            return any(stored.plan == plan for stored in opened.plans())
+            return all(map(opened.holds, plans))
     except PlantuneError:
         return False

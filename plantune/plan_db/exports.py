@@ -23,7 +23,8 @@ from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.rows import COMPLETE, Row, StoredPlan, require
 from plantune.plan_db.validation import check_stored_plan
 
-SIZE_LIMIT_BYTES = 16 << 20
+# 10,000 plans of a ResNet have 100 MB.
+SIZE_LIMIT_BYTES = 256 << 20
 PLANS_LIMIT = 10_000
 _WAL_FORMAT = 2
 _TABLES = (
@@ -50,9 +51,23 @@ def export_plans(
 
 
 def write_export(path: Path, stored: Sequence[StoredPlan], own: Path | None = None) -> None:
-    """Writes complete plans, all valid, in the order that they are given; `own` stays as it is."""
+    """Writes complete plans, all valid, in the order that they are given; `own` stays as it is.
+
+    Raises PlantuneError if they are more than `import_plans` takes.
+    """
     _require_replaceable(path, own)
-    _write(path, _packed(stored))
+    _require_importable(path, f"{len(stored)} plans", len(stored), PLANS_LIMIT)
+    content = _packed(stored)
+    _require_importable(path, f"{len(content)} bytes", len(content), SIZE_LIMIT_BYTES)
+    _write(path, content)
+
+
+def _require_importable(path: Path, what: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise PlantuneError(
+            f"{path}: would have {what}, and an import takes at most {limit}; nothing was written: "
+            "export the plans of one network at a time, --model NAME"
+        )
 
 
 def import_plans(

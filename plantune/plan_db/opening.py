@@ -16,7 +16,7 @@ from sqlite_utils import Database
 
 from plantune import errors
 from plantune.paths import is_said
-from plantune.plan_db.migrations import migrate
+from plantune.plan_db.migrations import migrate, put_index
 from plantune.plan_db.mounts import network_file_system
 from plantune.plan_db.recognition import SIDE_FILES, is_own, refused, require_own_kind
 from plantune.plan_db.rows import (
@@ -88,6 +88,7 @@ def in_memory(content: sqlite3.Connection | None = None, *, read_only: bool = Fa
             content.backup(db.conn)
     with immediate(db):
         migrate(db)
+        put_index(db)
     return Opened(db, read_only)
 
 
@@ -100,6 +101,7 @@ def _open_writable(path: Path, timeout_s: float) -> Database:
         with immediate(db):  # waits for other writers, so that a lasting lock shows here
             if schema_version(db.conn) != SCHEMA_VERSION:
                 migrate(db)
+            put_index(db)
         return db
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from plantune.atomic_files import SHARED, write_cached
 from plantune.canonical import digest
 from plantune.errors import ForeignFile
-from plantune.files import read_regular, write_whole
+from plantune.files import read_regular
 from plantune.machine import Environment
 from plantune.paths import cache_file
 from plantune.plan import Plan
@@ -60,4 +61,4 @@ class _Note:
         with suppress(OSError):
             place = cache_file(*self._names, to_write=True)
             place.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(place, self.head + text)
+            write_cached(place, self.head + text, SHARED)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,6 +54,11 @@ PLANS = {
     **dict.fromkeys(words("environment origin status plan"), TEXT),
     **{**EVIDENCE, "created_at": TEXT, CHECKSUM: TEXT},
 }
+
+# By what a call looks for plans. It is no part of the schema: plantune works without it too, and
+# the files that `export` writes have none.
+PLANS_INDEX = "plans_by_problem"
+INDEXED = ("graph", "batch", "dtype", "mode", "status", "environment", "origin")
 
 
 @dataclass(frozen=True)
@@ -141,6 +148,11 @@ def _evidence(plan: Plan, name: str) -> float | str | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
+def index_sql() -> str:
+    """The statement that makes the index of plans where it is missing."""
+    return f"CREATE INDEX IF NOT EXISTS {PLANS_INDEX} ON plans ({', '.join(INDEXED)})"
+
+
 def connect_read_only(path: Path, timeout_s: float) -> sqlite3.Connection:
     """A connection that writes nothing, not even if the folder cannot be written."""
     uri = path.absolute().as_uri() + "?mode=ro"
@@ -152,13 +164,29 @@ def connect_read_only(path: Path, timeout_s: float) -> sqlite3.Connection:
         # WAL needs a file beside the database. If it cannot be made and no other process has
         # made one, no writer is left, and the file can be read as it is.
         unwritable = error.sqlite_errorcode & 0xFF in UNWRITABLE
-        if not unwritable or not path.is_file() or os.path.exists(f"{path}-wal"):
+        if not unwritable or not path.is_file():
             raise
+        if os.path.exists(f"{path}-wal"):
+            return _with_its_log(path)
         return connected(uri + "&immutable=1", timeout_s)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _with_its_log(path: Path) -> sqlite3.Connection:
+    """A database in memory, with what a killed writer left in the log; what a living one is about
+    to write fails its checksum.
+    """
+    with tempfile.TemporaryDirectory(prefix="plantune-") as folder:
+        copy = Path(folder) / "plans.db"
+        for ending in ("", "-wal"):
+            shutil.copyfile(f"{path}{ending}", f"{copy}{ending}")
+        with contextlib.closing(connected(f"{copy.as_uri()}?mode=rw")) as connection:
+            memory = connected("file::memory:")
+            connection.backup(memory)
+            return memory
 
 
 def connected(uri: str, timeout_s: float = 5.0) -> sqlite3.Connection:
@@ -191,7 +219,7 @@ def schema_version(connection: sqlite3.Connection) -> int | None:
 
 def select(connection: sqlite3.Connection, table: str, where: Mapping[str, Any]) -> list[Row]:
     """The rows that have these values, as they are stored and unchecked."""
-    condition = " AND ".join(f'"{name}" = ?' for name in where) or "1"
+    condition = " AND ".join(f'"{name}" IS ?' for name in where) or "1"
     cursor = connection.execute(
         f'SELECT * FROM "{table}" WHERE {condition} ORDER BY rowid', tuple(where.values())
     )
@@ -206,8 +234,19 @@ def read(
     parse: Callable[[Row], T],
 ) -> list[T]:
     """What `parse` makes of the rows that have these values; warns once of those it cannot use."""
+    asked = ((row, where) for row in select(connection, table, where))
+    return _usable(connection, table, asked, parse)
+
+
+def _usable(
+    connection: sqlite3.Connection,
+    table: str,
+    rows: Iterable[tuple[Row, Mapping[str, Any]]],
+    parse: Callable[[Row], T],
+) -> list[T]:
+    """As `read`, of rows beside the values that each was asked for with."""
     values, faults = [], []
-    for row in select(connection, table, where):
+    for row, where in rows:
         try:
             # An index that was damaged returns rows that were not asked for.
             require(all(row[name] == value for name, value in where.items()), "its key differs")
@@ -238,12 +277,34 @@ def _place(connection: sqlite3.Connection) -> str:
 
 def read_plans(connection: sqlite3.Connection, where: Mapping[str, Any]) -> list[StoredPlan]:
     """The plans with these values, the newest first."""
+    return read(connection, "plans", where, _plan_parser(connection))[::-1]
+
+
+def newest_plans(connection: sqlite3.Connection, where: Mapping[str, Any]) -> list[StoredPlan]:
+    """The newest usable plan of each environment and origin, of those with these values. The others
+    are not read: thousands of them would cost the first call seconds.
+    """
+    found: dict[tuple[Any, Any], StoredPlan] = {}
+    parse = _plan_parser(connection)
+
+    def newest() -> Iterator[tuple[Row, Row]]:
+        condition = " AND ".join(f'"{name}" IS ?' for name in where)
+        query = f"SELECT id, environment, origin FROM plans WHERE {condition} ORDER BY id DESC"
+        for id, *kind in connection.execute(query, tuple(where.values())).fetchall():
+            if tuple(kind) not in found:  # one that could not be used is not there
+                own = {**where, "id": id, "environment": kind[0], "origin": kind[1]}
+                yield from ((row, own) for row in select(connection, "plans", own))
+
+    def keep(row: Row) -> None:
+        found[row["environment"], row["origin"]] = parse(row)
+
+    _usable(connection, "plans", newest(), keep)
+    return list(found.values())
+
+
+def _plan_parser(connection: sqlite3.Connection) -> Callable[[Row], StoredPlan]:
     environments = {row["key"]: row for row in select(connection, "environments", {})}
-
-    def parse(row: Row) -> StoredPlan:
-        return parse_plan(row, environments.get(row["environment"]))
-
-    return read(connection, "plans", where, parse)[::-1]
+    return lambda row: parse_plan(row, environments.get(row["environment"]))
 
 
 def parse_plan(row: Row, environment: Row | None) -> StoredPlan:
@@ -270,7 +331,7 @@ def find_plan(
     The name of the network does not count: its layers are all in the graph.
     """
     wanted = ({**layers, "status": status} for layers in problem.layers)
-    stored = [item for where in wanted for item in read_plans(connection, where)]
+    stored = [item for where in wanted for item in newest_plans(connection, where)]
     return best_of(stored, problem, environment)
 
 

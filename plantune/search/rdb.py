@@ -1,23 +1,24 @@
-"""The databases of Optuna's storages: their URLs, with passwords hidden, and their faults."""
+"""The databases of Optuna's storages: how they are opened, and their faults."""
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
-from urllib.parse import quote_plus
 
 import optuna
 import sqlalchemy
 
 from plantune.errors import StorageLost
 from plantune.search.results import Patience
+from plantune.storage_urls import shown, without_secrets
 
 T = TypeVar("T")
 _opening = threading.Lock()
+# What is raised for a text that is no URL; the second one for a port that is no number.
+NO_URL = (sqlalchemy.exc.ArgumentError, ValueError)
 FAULTS = (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError)
 # What `plantune[storage]` installs, where a URL names no driver.
 DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
@@ -28,10 +29,6 @@ LIMITS = {
     "postgresql": "SET idle_in_transaction_session_timeout = '{s}s'",
     "mysql": "SET SESSION wait_timeout = {s}, innodb_lock_wait_timeout = {s}",
 }
-HIDDEN = "***"
-SECRET = re.compile(r"pass|secret|token", re.IGNORECASE)
-# In text that cannot be parsed as a URL, everything that may be a password.
-CREDENTIALS = re.compile(r"(?<=://).*@|(?<=[?&]).*")
 AGAIN_S = 0.2
 
 
@@ -49,36 +46,11 @@ def is_shareable(url: str) -> bool:
     """Whether several processes can use what is at a URL at once."""
     try:
         parsed = sqlalchemy.make_url(url)
-    except sqlalchemy.exc.ArgumentError:
+    except NO_URL:
         return False
     if parsed.get_backend_name() == "sqlite":
         return parsed.database not in (None, "", ":memory:")
     return parsed.get_backend_name() in DRIVERS
-
-
-def shown(url: str) -> str:
-    """The URL without what may be secret in it."""
-    try:
-        parsed = sqlalchemy.make_url(url)
-    except (sqlalchemy.exc.ArgumentError, ValueError):
-        return CREDENTIALS.sub(HIDDEN + "@", url)
-    secret = {name: HIDDEN for name in parsed.query if SECRET.search(name)}
-    text = parsed.update_query_dict(secret).render_as_string(hide_password=True)
-    return text.replace(quote_plus(HIDDEN), HIDDEN)
-
-
-def without_secrets(text: str, url: str) -> str:
-    """A driver's message about a URL, without the URL's secrets."""
-    secrets = []
-    try:
-        parsed = sqlalchemy.make_url(url)
-        secrets = [str(parsed.password or "")]
-        secrets += [str(value) for name, value in parsed.query.items() if SECRET.search(name)]
-    except (sqlalchemy.exc.ArgumentError, ValueError):
-        text = CREDENTIALS.sub(HIDDEN + "@", text)
-    for secret in filter(None, [url, *secrets]):
-        text = text.replace(secret, shown(url) if secret == url else HIDDEN)
-    return text
 
 
 def opened_shared(url: str, patience: Patience) -> optuna.storages.BaseStorage:

@@ -45,7 +45,7 @@ class Settings:
     budget_s: float = 90.0
     seed: int = 0
     fresh: bool = False
-    storage: str | None = None
+    storage: str | None = field(default=None, repr=False)
     baselines: tuple[str, ...] | None = None
     shipped: bool = True
     seats: tuple[Seat, ...] = ()

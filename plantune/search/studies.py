@@ -19,6 +19,7 @@ from plantune.jsonable import from_json, to_json
 from plantune.kernels.family import Candidate
 from plantune.outcome import Outcome, Rejected, is_noisy
 from plantune.search.candidates import Cluster, Key, StepCandidate, heaviest_node
+from plantune.storage_urls import without_secrets
 from plantune.warning import warn
 
 Axes = dict[str, optuna.distributions.BaseDistribution]
@@ -56,6 +57,7 @@ class Studies:
         self, storage: str | None, seed: int, scope: str = "", *, fresh: bool = False
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._url = storage or ""
         self._storage = opened(storage)
         self._seed = seed
         self._scope = scope
@@ -144,7 +146,8 @@ class Studies:
         return self._named[candidate.cluster]
 
     def _give_up(self, error: Exception) -> None:
-        warn(f"Optuna's storage failed, trials stay in memory: {error}")
+        why = without_secrets(str(error), self._url)
+        warn(f"Optuna's storage failed, trials stay in memory: {why}")
         self._storage = optuna.storages.InMemoryStorage()
         self._earlier.clear()
         self._studies.clear()

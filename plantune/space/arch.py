@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
+from plantune.nearest import hint
 from plantune.paths import data_folder
 from plantune.space import rules
 
@@ -133,7 +134,9 @@ def load_arch(name: str) -> Arch:
 
 def load_space_file(arch_name: str) -> rules.SpaceFile:
     """Read the search-space file of one arch."""
-    rules.require(f"arch {arch_name!r}", arch_name, rules.one_of(*ARCH_NAMES))
+    known = rules.one_of(*ARCH_NAMES)
+    rule = replace(known, text=f"{known.text}{hint(arch_name, ARCH_NAMES)}")
+    rules.require(f"arch {arch_name!r}", arch_name, rule)
     return _file_at(data_folder("search_spaces") / f"{arch_name}.toml")
 
 

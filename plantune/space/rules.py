@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from plantune.errors import InvalidSearchSpace
+from plantune.nearest import hint
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +140,8 @@ def require_keys(
     known = (*required, *optional)
     for key in table:
         if key not in known:
-            raise invalid(f"{place}: unknown key", key, f"only {', '.join(known)}")
+            wanted = f"only {', '.join(known)}{hint(key, known)}"
+            raise invalid(f"{place}: unknown key", key, wanted)
     missing = [key for key in required if key not in table]
     if missing:
         raise InvalidSearchSpace(f"{place}: missing {', '.join(missing)}; add what is missing")

@@ -69,27 +69,44 @@ WRONG = [
     ("--dtype", "int64"),
     ("--seed", "-1"),
     ("--no-such-option", "1"),
+    # Digits of other scripts, and what else Python takes for a number.
+    *[(option, "\uff18") for option in ("--batch", "--image-size", "--seed", "--budget", "--gpus")],
+    *[(option, "1_0") for option in ("--batch", "--heartbeat", "--budget", "--gpus")],
+    ("--batch", "9" * 5000),
+    ("--gpus", "9" * 5000),
 ]
 
 
-@pytest.mark.parametrize(("option", "value"), WRONG)
+IDS = [f"{option} {value[:20]}" for option, value in WRONG]
+
+
+@pytest.mark.parametrize(("option", "value"), WRONG, ids=IDS)
 def test_a_wrong_option_is_told_in_one_line(run: Run, option: str, value: str) -> None:
     result = run("search", option, value)
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
+    assert len(result.stderr) < 400
     assert result.stderr.startswith("error: ")
     assert option in result.stderr
     assert "plantune search --help" in result.stderr
 
 
-@pytest.mark.parametrize(("option", "value"), WRONG)
+@pytest.mark.parametrize(("option", "value"), WRONG, ids=IDS)
 def test_a_wrong_option_is_json_where_that_was_asked_for(run: Run, option: str, value: str) -> None:
     result = run("search", "--json", option, value)
     assert result.exit_code == 2
     error: dict[str, Any] = object_of(result)["error"]
     assert error["exit_code"] == 2
     assert option in error["message"]
+
+
+def test_an_image_beyond_any_memory_is_wrong_usage(run: Run) -> None:
+    most = ("--batch", 1 << 24, "--in-channels", 4096, "--image-size", 1 << 16)
+    result = run("explain", *most)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "elements" in result.stderr
 
 
 def test_an_unknown_model_is_answered_with_close_ones(run: Run) -> None:

@@ -113,10 +113,18 @@ def test_what_is_not_there_is_wrong_usage(run: Run, own: tuple[str, ...]) -> Non
     assert (result.exit_code, "did you mean make?" in result.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("text", ["8x3x", "x", "8x0x4", "3,4", "8x3:float8", "-1", "8X3"])
+INPUTS = ["8x3x", "x", "8x0x4", "3,4", "8x3:float8", "-1", "8X3", "", "+8x3", "8_0x3", "0x8"]
+# Beyond what torch counts, or any memory holds; the digits of other scripts.
+INPUTS += ["9" * 20 + "x8", "9" * 18 + "x" + "9" * 18, "9" * 5000, "x".join(["1024"] * 5)]
+INPUTS += ["\uff18x3", "8x\uff13", "\u0668x3", "8x3:\uff49nt8"]
+
+
+@pytest.mark.parametrize("text", INPUTS, ids=range(len(INPUTS)))
 def test_an_input_that_is_none_is_refused(run: Run, own: tuple[str, ...], text: str) -> None:
     result = run("explain", *own[:2], "--input", text)
     assert (result.exit_code, "'--input'" in result.stderr) == (2, True)
+    assert result.stderr.count("\n") == 1
+    assert len(result.stderr) < 400
 
 
 @pytest.mark.parametrize("text", ["width", "=2", "two words=2"])

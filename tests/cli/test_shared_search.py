@@ -73,13 +73,23 @@ def test_a_storage_that_nobody_shared_is_empty(run: Run, url: str) -> None:
     assert "no search was shared there" in run("search", "--status", url).stdout
 
 
+def test_a_status_is_of_the_variables_storage_unless_one_is_named(
+    run: Run, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no password is in the list of processes."""
+    assert run("search", "--status").exit_code == 2
+    monkeypatch.setenv("PLANTUNE_STORAGE", url)
+    for arguments in (("--status", "--json"), ("--json", "--status")):
+        assert object_of(run("search", *arguments))["searches"] == []
+
+
 @pytest.mark.parametrize("option", ["--storage", "--status"])
 def test_no_password_is_shown_where_no_database_answers(run: Run, option: str) -> None:
     pytest.importorskip("psycopg")
     url = f"postgresql://me:{PASSWORD}@127.0.0.1:1/none"
     result = run("search", *KEY, option, url)
     assert result.exit_code in (1, 2)
-    assert "me:***@127.0.0.1:1" in result.stderr
+    assert "postgresql+psycopg://127.0.0.1/none" in result.stderr
     assert PASSWORD not in result.output + result.stderr
 
 

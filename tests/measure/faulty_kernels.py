@@ -72,6 +72,14 @@ def _closes(step: Step, frame: Frame) -> None:
     time.sleep(3600)
 
 
+def _exits(step: Step, frame: Frame) -> None:
+    sys.exit(0)
+
+
+def _generator_exits(step: Step, frame: Frame) -> None:
+    raise GeneratorExit("a generator ended")
+
+
 TWISTS: Mapping[str, Callable[[Step, Frame], None]] = {
     "none": lambda step, frame: None,
     "wrong": _wrong,
@@ -83,6 +91,8 @@ TWISTS: Mapping[str, Callable[[Step, Frame], None]] = {
     "prints": _prints,
     "garbage": _garbage,
     "closes": _closes,
+    "exits": _exits,
+    "generator_exits": _generator_exits,
 }
 OTHERS = ("idle", "bug", "build_error", "build_endless", "build_memory")
 

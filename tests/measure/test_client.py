@@ -99,6 +99,8 @@ FAULTS = {
     "build_memory": ("memory", "MemoryError"),  # F2
     "memory": ("memory", "you tried to allocate"),  # F35
     "segfault": ("crash", "died during check: SIGSEGV"),  # F4
+    "exits": ("crash", "SystemExit: 0"),  # F86
+    "generator_exits": ("crash", "GeneratorExit: a generator ended"),
     "abort": ("crash", "SIGABRT; it printed:\nthe reason is here"),  # F4
     "endless_with_lock": ("timeout", "check took over 4 s"),  # F5
     "garbage": ("crash", "the worker sent garbage during check"),  # F15

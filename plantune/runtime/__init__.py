@@ -2,7 +2,8 @@
 
 - The face: `load`, `module`, `check`, `summary`, `stands_in`, `copies`.
 - A call: `calls` asks `kinds` what runs it, which `choose` decided; `inputs`, `padding`, `vmaps`
-  and `autograd` bring it there, `framework`, `runners` and `contest` run what no plan does.
+  and `autograd` bring it there, `framework`, `runners`, `contest` and `trial` run what no plan
+  does.
 - A plan made runnable: `schedule`, `loose`, `branches`, `memory_plan`, `binding` and `program`; on
   a GPU `captured`, `recorder`, `rehearsal`, `ends`, `left_out`, `streams`, `handles`; `planned` and
   `stock` have its instances.

@@ -355,15 +355,6 @@ class StepSearch:
             if of_cover == unsure[0]
         ]
 
-    def least_us(self, candidates: Sequence[StepCandidate]) -> float:
-        """What these take together with the conversions between them, by what was measured; at
-        least, where some of it was not.
-        """
-        known = [(c, self.costs.of(c) if self.costs.knows(c) else 0.0) for c in candidates]
-        if not all(math.isfinite(us) for _, us in known):
-            return math.inf
-        return best_covers(self.graph, known, 1, self._conversion, 1)[0][0]
-
     def best(self) -> StepsSum:
         """The best cover that is known as a sum of its steps and the conversions between them."""
         return self._best.summed()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from plantune.graph import Graph
 from plantune.plan import Plan
-from plantune.search.candidates import candidates_of
-from plantune.search.cover import Cover
+from plantune.search.candidates import StepCandidate, candidates_of
+from plantune.search.costs import Costs
+from plantune.search.cover import CONVERSION_COSTS, ConversionCost, Cover, best_covers
 from plantune.search.ranking import CLOSE
 from plantune.search.step_search import StepSearch
 from plantune.space import SearchSpace
@@ -35,8 +37,21 @@ def _is_dearer(
     plan: Plan, best: tuple[float, Cover], graph: Graph, space: SearchSpace, steps: StepSearch
 ) -> bool:
     best_us, cover = best
-    own = candidates_of(plan, graph, space)
+    own, kind = candidates_of(plan, graph, space), space.arch.kind
     chosen = {(item.nodes, item.candidate) for item in own}
     common = [item for item in cover if (item.nodes, item.candidate) in chosen]
     apart_us = best_us - sum(map(steps.costs.of, common))
-    return steps.least_us(own) > best_us + CLOSE[space.arch.kind] * apart_us + ROUNDING_US
+    limit_us = best_us + CLOSE[kind] * apart_us + ROUNDING_US
+    return _least_us(own, graph, steps.costs, CONVERSION_COSTS[kind]) > limit_us
+
+
+def _least_us(
+    candidates: Sequence[StepCandidate], graph: Graph, costs: Costs, conversion: ConversionCost
+) -> float:
+    """What these take together with the conversions between them, by what was measured; at least,
+    where some of it was not.
+    """
+    known = [(c, costs.of(c) if costs.knows(c) else 0.0) for c in candidates]
+    if not all(math.isfinite(us) for _, us in known):
+        return math.inf
+    return best_covers(graph, known, 1, conversion, 1)[0][0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from plantune.errors import OutOfTime
 from plantune.graph import Graph
@@ -91,7 +92,7 @@ class StepSearch:
         self._recall()
         # What the best plan took that was timed as a whole.
         self.whole_us = math.inf
-        self._best = BestCover(self.covers, self.costs)
+        self._best = BestCover(partial(self.covers, unsure_us=0.0), self.costs)
         self._best.look(beam_for(graph))
 
     def run(self, budget: Budget, report: Report) -> None:
@@ -339,30 +340,23 @@ class StepSearch:
         self.builds.want(sorted(wanted, key=lambda c: c.build_s >= LONG_BUILD_S))
         return wanted
 
-    def covers(self, wanted: int, beam: int | None = None) -> list[tuple[float, Cover]]:
+    def covers(
+        self, wanted: int, beam: int | None = None, *, unsure_us: float = UNSURE_US
+    ) -> list[tuple[float, Cover]]:
         """The best covers of measured candidates. Of what always runs an estimate counts only where
         nothing was measured: it may be far too low, and such a cover is not ranked beside others.
         """
         self.costs.discount = 1.0
         priced = self.costs.priced(self._clusters.known(), measured_only=True)
-        sure = ((c, us + UNSURE_US * self.costs.unsure(c)) for c, us in priced)
+        sure = ((c, us + unsure_us * self.costs.unsure(c)) for c, us in priced)
         beam = beam or beam_for(self.graph)
         found = best_covers(self.graph, sure, wanted, self._conversion, beam)
         unsure = [sum(map(self.costs.unsure, cover)) for _, cover in found]
         return [
-            (cost_us - UNSURE_US * of_cover, cover)
+            (cost_us - unsure_us * of_cover, cover)
             for (cost_us, cover), of_cover in zip(found, unsure, strict=True)
             if of_cover == unsure[0]
         ]
-
-    def least_us(self, candidates: Sequence[StepCandidate]) -> float:
-        """What these take together with the conversions between them, by what was measured; at
-        least, where some of it was not.
-        """
-        known = [(c, self.costs.of(c) if self.costs.knows(c) else 0.0) for c in candidates]
-        if not all(math.isfinite(us) for _, us in known):
-            return math.inf
-        return best_covers(self.graph, known, 1, self._conversion, 1)[0][0]
 
     def best(self) -> StepsSum:
         """The best cover that is known as a sum of its steps and the conversions between them."""

@@ -287,11 +287,19 @@ class TestWhatIsSaid:
         assert "`plantune search --batch 1 --mode train` finds one" in text
 
     def test_why_one_cannot_run_and_the_command_that_finds_another(self, shipped, monkeypatch):
+        """Once, at the line of the call."""
+
+        def fails(*given):
+            raise WrongResult("the output is off by 1", 1.0, 0.1)
+
         shipped()
-        told = []
-        monkeypatch.setattr(choose, "warn", lambda text, *more: told.append(text))
+        monkeypatch.setattr(choose, "recheck", fails)
+        monkeypatch.setattr(contest, "LONG", replace(contest.LONG, timed=1))
         model = load_model(self.NAME, batch=1, device="cpu")
-        model(torch.zeros(1, 3, 64, 64))
-        model._calls.expected().stock.shipped.tell("the output is off by 1")
-        (text,) = told
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            settled(model, model.reference, torch.zeros(1, 3, 64, 64))
+        (warning,) = caught
+        assert (warning.category, warning.filename) == (NoStoredPlan, __file__)
+        text = str(warning.message)
         assert "cannot run here: the output is off by 1; `plantune search --batch 1` finds" in text

@@ -27,3 +27,12 @@ def view_bytes(memory: Tensor, start: int, type_: TensorType, layout: str) -> Te
 def in_layout(tensor: Tensor, layout: str) -> Tensor:
     """`tensor` itself if it is stored in `layout`, else a copy that is."""
     return tensor.contiguous(memory_format=MEMORY_FORMATS[layout])
+
+
+def strictly_in_layout(tensor: Tensor, layout: str) -> Tensor:
+    """`in_layout`, by its strides too: an image of one pixel is in both layouts at once, and torch
+    chooses the kernel by strides that say nothing.
+    """
+    format_ = MEMORY_FORMATS[layout]
+    strides = torch.empty(tensor.shape, device="meta", memory_format=format_).stride()
+    return in_layout(tensor, layout).as_strided(tensor.shape, strides)

@@ -13,9 +13,10 @@ from plantune.default_plans import CHANNELS_LAST, compose, default_plan, hand_pl
 from plantune.errors import WrongResult
 from plantune.kernels import torch_ops
 from plantune.runtime import recheck as recheck_module
+from plantune.runtime import roundings
 from plantune.runtime.cases import rounded
 from plantune.runtime.recheck import recheck
-from plantune.runtime.roundings import _shaking, eager_again
+from plantune.runtime.roundings import _shaking, eager_again, other_roundings
 from plantune.space.search_space import load_search_space
 
 SPACE = load_search_space("cpu")
@@ -145,10 +146,10 @@ class TestShaking:
 
     @pytest.fixture
     def shaken(self):
-        def run(op, value, dtype="float32"):
+        def run(op, value, dtype="float32", place="cpu"):
             type_ = SimpleNamespace(is_float=True, torch_dtype=getattr(torch, dtype))
             graph = SimpleNamespace(types={"y": type_})
-            change = _shaking(graph, torch.device("cpu"), torch.Generator().manual_seed(0))
+            change = _shaking(graph, torch.device(place), torch.Generator().manual_seed(0))
             return change(SimpleNamespace(op=op, inputs=("x",), attrs={}), "y", value)
 
         return run
@@ -169,9 +170,42 @@ class TestShaking:
         off = (shaken("conv2d", value, "bfloat16") - value).abs().max()
         assert 0.9 * 2**-8 < float(off) <= 2**-8
 
+    @pytest.mark.parametrize(
+        ("place", "precision", "least", "most"),
+        [
+            ("cuda", "tf32", 0.9 * 2**-11, 2**-11),
+            ("cuda", "ieee", 0.0, 5e-7),
+            ("cpu", "tf32", 0.0, 5e-7),
+        ],
+    )
+    def test_products_in_tf32_are_off_by_its_rounding(
+        self, shaken, monkeypatch, place, precision, least, most
+    ):
+        """Where the user asked for it: a product alone, and on a GPU."""
+        monkeypatch.setattr(roundings, "float32_precisions", lambda: (precision,) * 3)
+        value = torch.ones(1000, dtype=torch.float64)
+        off = float((shaken("conv2d", value, place=place) - value).abs().max())
+        assert least < off <= most
+        assert float((shaken("relu", value, place=place) - value).abs().max()) <= 5e-7
+
     def test_a_view_stays(self, shaken):
         value = torch.ones(3, dtype=torch.float64)
         assert shaken("reshape", value) is value
+
+
+@pytest.mark.parametrize(("errs", "layouts"), [(False, ["nhwc", "nchw"]), (True, ["nchw"])])
+def test_where_torch_errs_in_channels_last_it_is_not_asked(monkeypatch, errs, layouts):
+    """As its gradient of padded average pools does on a GPU: off by its own size, it would excuse
+    everything.
+    """
+    asked = []
+    monkeypatch.setattr(roundings, "errs_in_channels_last", lambda node: errs)
+    monkeypatch.setattr(roundings, "exact_of_graph", lambda *given: {})
+    monkeypatch.setattr(roundings, "op_by_op", lambda *given: asked.append(given[4]) or {})
+    graph = graph_of(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(2, 3, 6, 6))
+    case = SimpleNamespace(inputs=(torch.zeros(1),), seeds=())
+    assert len(list(other_roundings(None, graph, case, None, 0))) == len(layouts)
+    assert asked == layouts
 
 
 def test_eager_again_is_in_both_layouts_and_leaves_the_module_as_it_is():

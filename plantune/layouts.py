@@ -35,3 +35,12 @@ def same_places(tensor: Tensor, strides: tuple[int, ...]) -> bool:
     """
     pairs = zip(tensor.stride(), strides, tensor.shape, strict=True)
     return all(own == other for own, other, size in pairs if size > 1)
+
+
+def strictly_in_layout(tensor: Tensor, layout: str) -> Tensor:
+    """`in_layout`, by its strides too: an image of one pixel is in both layouts at once, and torch
+    chooses the kernel by strides that say nothing.
+    """
+    format_ = MEMORY_FORMATS[layout]
+    strides = torch.empty(tensor.shape, device="meta", memory_format=format_).stride()
+    return in_layout(tensor, layout).as_strided(tensor.shape, strides)

@@ -1,7 +1,11 @@
 """What a right result may be off beside twice PyTorch's own error: one table, each with its reason.
 
-Every bound here is `2 * PyTorch's own error + a tolerance`, as parts of the result's size. A
-tolerance is at most a tenth of PyTorch's own error on typical steps, or its reason says why it is
+Every bound here is `2 * PyTorch's own error + a tolerance`, as parts of the result's size. Where
+the first error bounds too tightly, PyTorch's own is the largest of those in the other layout and
+after other roundings: its kernels for channels_last are less exact, and few elements may have a
+small error by luck.
+
+A tolerance is at most a tenth of PyTorch's own error on typical steps, or its reason says why it is
 more; tests/test_tolerances.py measures that. PyTorch's own error by norm (2 cores of an AMD EPYC,
 2026-11-22): 5e-8 to 5e-7 in float32, 2e-4 to 3e-4 in float16, 1.5e-3 to 2.3e-3 in bfloat16.
 """
@@ -59,6 +63,12 @@ CANCELS = (
 )
 ONE_INPUT = "One input of the user's, by its worst element: PyTorch's own error may be luck there"
 SUMS_OF_GRADIENTS = 16
+# So often PyTorch's results are computed again where they refuse, with inputs and weights that
+# differ by a rounding, and the largest error counts. At a maximum of two almost equal elements each
+# run takes the other one in about half of all cases, and the gradient jumps: by 2 % on one of seven
+# draws (volo_d1_224, float32, 2026-11-24). Of a result of one element, whose error is normal, in
+# 1 case of 20 none of 8 errors is as large as the typical one.
+AGAIN = 8
 
 
 def _table(

@@ -12,7 +12,7 @@ from plantune.errors import CaptureError, CudaError, WrongResult
 from plantune.gpus import device_for
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate, Values
-from plantune.layouts import MEMORY_FORMATS
+from plantune.layouts import MEMORY_FORMATS, strictly_in_layout
 from plantune.measure.scenes import same_numbers
 from plantune.measure.step_alone import StepAlone
 from plantune.measure.threads import threads
@@ -200,6 +200,22 @@ class Trial(StepAlone):
             self._check_outputs()
             self._kept += [self.values[name] for name in self._adopts]
         return {name: self.values[name].clone() for name, _ in self.step.outputs}
+
+    def theirs(self) -> Iterator[Values]:
+        """What PyTorch's kernels make of the inputs as they lie in memory, with what they make in
+        either layout.
+        """
+        for layout in MEMORY_FORMATS:
+            known = {name: self.values[name] for name, _ in self.step.inputs}
+            with same_numbers(self.step, self.device.place):
+                for node in self.step.nodes:
+                    made = node.evaluate([known[name] for name in node.inputs])
+                    laid_out = (
+                        strictly_in_layout(value, layout) if value.dim() == 4 else value
+                        for value in made
+                    )
+                    known.update(zip(node.outputs, laid_out, strict=True))
+            yield known
 
     def _prepare(self, pattern: int, fresh_workspace: bool) -> None:
         for buffer in self._buffers().values():

@@ -10,6 +10,6 @@
   `stock` have its instances.
 - What must not be out of date: `weights`, `live_state`, `form`, `epoch`.
 - Gradients: `gradients`, `flat`, `own_leaves`, `arrivals`, `exchange`, `claims`, `consistent`.
-- Proofs: `recheck`, `cases`, `draws`, `distances`, `guess_race`.
+- Proofs: `recheck`, `cases`, `roundings`, `draws`, `distances`, `guess_race`.
 - Of torch: `torch_internals`, `current_gpu`.
 """

@@ -18,9 +18,11 @@ from plantune.errors import CannotJudge
 from plantune.generators import numbers_of
 from plantune.graph.arguments import Arguments
 from plantune.graph.autocast import under
-from plantune.graph.graph import Graph
+from plantune.graph.graph import Graph, Node
 from plantune.graph.memory import in_rows
 from plantune.graph.nested import tensors_in
+from plantune.graph.ops.conv import leaves_unwritten
+from plantune.layouts import strictly_in_layout
 from plantune.products import float32_products
 from plantune.runtime.distances import (
     BUFFER,
@@ -35,10 +37,19 @@ from plantune.runtime.draws import drawn, drawn_inputs
 
 # Of the random numbers that a network draws where it is compared.
 SEED = 0
+# What becomes of a value of that name when an op has made it.
+Change = Callable[[Node, str, Tensor], Tensor]
+
+
+def _as_it_is(node: Node, name: str, value: Tensor) -> Tensor:
+    return value
 
 
 def evaluated(
-    graph: Graph, given: Mapping[str, Tensor], dtype: torch.dtype | None = None
+    graph: Graph,
+    given: Mapping[str, Tensor],
+    dtype: torch.dtype | None = None,
+    change: Change = _as_it_is,
 ) -> dict[str, Tensor]:
     """Every value of a graph from its sources, in its own dtypes or in `dtype`, in which go on also
     those that an op makes in a dtype that it names.
@@ -53,7 +64,8 @@ def evaluated(
             values = node.evaluate([known[value] for value in node.inputs], dtype)
             if dtype is not None:
                 values = tuple(_as(dtype, value) for value in values)
-            known.update(zip(node.outputs, values, strict=True))
+            made = zip(node.outputs, values, strict=True)
+            known.update((name, change(node, name, value)) for name, value in made)
     return known
 
 
@@ -67,6 +79,9 @@ SCALES = ((1.0, 1.0), (2**-4, 1.0), (2**-8, 1.0), (2**-8, 0.5), (2**-8, 2**-6), 
 # through batch norm over few pixels they are chaotic.
 MOST_OWN_ERROR = 0.1
 MOST_ON_HOST = 1 << 24  # elements
+# A rounding to a grid is off by a step / sqrt(12), by norm. Of numbers of 16 bits, 0.55 eps is more
+# than half a step and less than one and a half.
+MOVED, MOST_OF_A_STEP = 1 / 12, 0.55
 
 
 @dataclass(frozen=True)
@@ -122,12 +137,12 @@ def rounded_again(network: Called, graph: Graph, case: Case, random: torch.Gener
     """The framework's results on the case's images and weights after one random rounding: a plan
     that folds norms into filters rounds those once more, too.
     """
-    moved = [_rounded(x, random) if x.is_floating_point() else x for x in case.inputs]
+    moved = [rounded(x, random) if x.is_floating_point() else x for x in case.inputs]
     weights = [w for w in network.module.parameters() if w.is_floating_point()]
     before = [weight.clone() for weight in weights]
     try:
         for weight in weights:
-            weight.copy_(_rounded(weight, random))
+            weight.copy_(rounded(weight, random))
         return _of_framework(network, graph, moved, case.seeds)
     finally:
         for weight, own in zip(weights, before, strict=True):
@@ -138,12 +153,18 @@ def _moved(x: Tensor, random: torch.Generator) -> Tensor:
     """Images in float64, after one random rounding: the framework is its own reference there, and
     what a rounding changes no plan can be blamed for.
     """
-    return _rounded(x, random) if x.dtype == torch.float64 else x
+    return rounded(x, random) if x.dtype == torch.float64 else x
 
 
-def _rounded(x: Tensor, random: torch.Generator) -> Tensor:
-    noise = torch.empty_like(x).uniform_(-1, 1, generator=random)
-    return x * (1 + torch.finfo(x.dtype).eps / 2 * noise)
+def rounded(x: Tensor, random: torch.Generator) -> Tensor:
+    """The numbers after one random rounding. What fills its 16 bits cannot move by less than a step
+    of them: one of 12 numbers does, which is as much, by norm, as a rounding of all.
+    """
+    noise, eps = torch.empty_like(x).uniform_(-1, 1, generator=random), torch.finfo(x.dtype).eps
+    if x.dtype.itemsize > 2:
+        return x * (1 + eps / 2 * noise)
+    moved = noise.sign() * (noise.abs() > 1 - MOVED)
+    return x + x * (MOST_OF_A_STEP * eps) * moved
 
 
 def _wider(graph: Graph, device: torch.device) -> torch.dtype:
@@ -168,17 +189,61 @@ def _exact(
     if not graph.draws:
         with suppress(RuntimeError):
             return _of_module(network, graph, inputs, seeds, dtype)
+    return exact_of_graph(network, graph, inputs, seeds)
+
+
+def exact_of_graph(
+    network: Called,
+    graph: Graph,
+    inputs: Sequence[Tensor],
+    seeds: Sequence[Tensor],
+    change: Change = _as_it_is,
+) -> Results:
+    """What the graph's ops mean in a wider dtype."""
+    dtype = _wider(graph, inputs[0].device)
     with references_in_float32() if dtype == torch.float32 else nullcontext():
-        return _of_graph(network, graph, inputs, seeds, dtype)
+        return _of_graph(network, graph, inputs, seeds, dtype, change)
 
 
 def _of_framework(
     network: Called, graph: Graph, inputs: Sequence[Tensor], seeds: Sequence[Tensor]
 ) -> Results:
-    if not graph.draws:
-        return _of_module(network, graph, inputs, seeds)
+    if graph.draws or _leaves_unwritten(graph, inputs[0].device):
+        return op_by_op(network, graph, inputs, seeds)
+    return _of_module(network, graph, inputs, seeds)
+
+
+def _leaves_unwritten(graph: Graph, device: torch.device) -> bool:
+    """Whether a gradient of eager's may be what was in its memory before."""
+    grads = [node for node in graph.nodes if node.op == "conv2d_wgrad" and device.type == "cpu"]
+    images = [graph.types[node.inputs[1]] for node in grads]
+    return any(
+        leaves_unwritten(image.shape, image.torch_dtype, node.attrs)
+        for node, image in zip(grads, images, strict=True)
+    )
+
+
+def op_by_op(
+    network: Called,
+    graph: Graph,
+    inputs: Sequence[Tensor],
+    seeds: Sequence[Tensor],
+    layout: str | None = None,
+    change: Change = _as_it_is,
+) -> Results:
+    """What the framework makes of the graph's ops, one by one, each result after a change; all
+    images in `layout`, if one is given.
+    """
+
+    def laid_out(x: Tensor) -> Tensor:
+        return strictly_in_layout(x, layout) if layout and x.dim() == 4 else x
+
+    def both(node: Node, name: str, value: Tensor) -> Tensor:
+        return laid_out(change(node, name, value))
+
     with _products(graph, inputs[0].device, None):
-        return _of_graph(network, graph, inputs, seeds)
+        given = [laid_out(x) for x in inputs], [laid_out(seed) for seed in seeds]
+        return _of_graph(network, graph, *given, change=both)
 
 
 def _of_graph(
@@ -187,13 +252,14 @@ def _of_graph(
     inputs: Sequence[Tensor],
     seeds: Sequence[Tensor],
     dtype: torch.dtype | None = None,
+    change: Change = _as_it_is,
 ) -> Results:
     names = [name for name, _ in (*graph.inputs, *graph.output_gradients)]
     given = {
         **dict(zip(names, (*inputs, *seeds), strict=True)),
         **dict((*network.module.named_parameters(), *network.module.named_buffers())),
     }
-    known = evaluated(graph, given, dtype)
+    known = evaluated(graph, given, dtype, change)
     named = zip(names_of(graph), graph.outputs, strict=True)
     results = {name: known[value] for name, value in named}
     gradients = {f"{GRADIENT}{name}": known[value] for name, value in graph.gradients}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from plantune.runtime.cases import MOST_OWN_ERROR
 from plantune.runtime.copies import copied
 from plantune.runtime.framework import LastCall
 from plantune.runtime.module import TunedModule
-from plantune.tolerances import tolerance
+from plantune.runtime.roundings import eager_again
+from plantune.tolerances import AGAIN, tolerance
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ def check(tuned: TunedModule, *inputs: Any, **named: Any) -> CheckResult:
         text = f"the tuned module returns {len(ours)} values, the reference {len(exact)}"
         raise WrongResult(text, float("inf"), 0.0)
     compared = [_compared(*values, call) for values in zip(ours, theirs, exact, strict=True)]
+    if any(not result.error <= result.bound for result in compared):
+        compared = _excused(reference, (inputs, named), exact, compared)
     worst = max(compared, key=lambda result: result.error / result.bound, default=None)
     if worst is None:
         raise ValueError("the module returns no tensor to compare")
@@ -84,6 +88,28 @@ def _differs_from_itself(
         again = tensors_in(copied(reference)(*inputs, **named))
     pairs = zip(theirs, again, strict=True)
     return not all(torch.allclose(one, other, equal_nan=True) for one, other in pairs)
+
+
+def _excused(
+    reference: nn.Module, given: Any, exact: Sequence[Tensor], compared: list[CheckResult]
+) -> list[CheckResult]:
+    """With the framework's largest error in both layouts and after other roundings."""
+    random = torch.Generator(exact[0].device).manual_seed(0)
+    for module, (inputs, named) in eager_again(reference, given, random, AGAIN):
+        with torch.no_grad():
+            theirs = tensors_in(module(*inputs, **named))
+        pairs = zip(compared, theirs, exact, strict=True)
+        compared = [_widened_by(*values) for values in pairs]
+        if all(result.error <= result.bound for result in compared):
+            break
+    return compared
+
+
+def _widened_by(result: CheckResult, theirs: Tensor, exact: Tensor) -> CheckResult:
+    own = _compared(theirs, theirs, exact, result.call)
+    if not math.isfinite(own.framework):
+        return result
+    return max(result, replace(own, error=result.error), key=lambda each: each.bound)
 
 
 def _compared(ours: Tensor, theirs: Tensor, exact: Tensor, call: LastCall) -> CheckResult:

@@ -15,8 +15,9 @@ from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates
 from plantune.measure import scenes
+from plantune.measure.kept import Kept, tensors_in
 from plantune.measure.numerics import check
-from plantune.measure.scenes import Kept, Scenes, tensors_in
+from plantune.measure.scenes import Scenes
 
 IMAGE = TensorType((2, 3, 5, 7))
 

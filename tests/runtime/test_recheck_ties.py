@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from plantune.errors import WrongResult
 from plantune.graph.arguments import Arguments
 from plantune.kernels import torch_ops
 from plantune.runtime import recheck as recheck_module
+from plantune.runtime import roundings
 from plantune.runtime.cases import Called, judgeable, rounded_again
 from plantune.runtime.distances import Distance, Pooled, widened
 from plantune.runtime.recheck import recheck
@@ -71,7 +73,7 @@ def test_statistics_are_those_of_one_pass_however_often_the_framework_runs(monke
     """Each of its passes begins with the same running statistics as the plan's."""
     layer = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).train()
     tuned = optimize(layer, torch.randn(8, 3), mode="train").stock()
-    real, seen = recheck_module.rounded_again, []
+    real, seen = roundings.rounded_again, []
 
     def noted(network, graph, case, random):
         found = real(network, graph, case, random)
@@ -79,10 +81,11 @@ def test_statistics_are_those_of_one_pass_however_often_the_framework_runs(monke
         seen.append(float((found[name].double() - case.exact[name]).norm()))
         return found
 
-    monkeypatch.setattr(recheck_module, "rounded_again", noted)
+    monkeypatch.setattr(roundings, "rounded_again", noted)
     with monkeypatch.context() as patch:
         patch.setattr(recheck_module, "_worst_jump", lambda graph, found: lambda what: -1.0)
         patch.setattr(Pooled, "bound", property(lambda self: -1.0))
+        patch.setattr(recheck_module, "FAR", math.inf)
         with pytest.raises(WrongResult):
             recheck(tuned.graph, tuned.plan, SPACE, layer)
     assert len(seen) >= recheck_module.AGAIN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -105,6 +106,34 @@ def overruns(x: Tensor, attrs: Attrs) -> bool:
     return x.device.type == "cpu" and one and x.shape[1] < 8 and not x.is_contiguous()
 
 
+def leaves_unwritten(shape: Sequence[int], dtype: torch.dtype, attrs: Attrs) -> bool:
+    """Whether torch on a CPU may leave some taps of the gradient of a weight as the memory was, for
+    an image of that shape: it does in bfloat16 for taps that meet nothing but padding, in filters
+    that step over images of one pixel (torch 2.13, 2026-11-28).
+    """
+    return dtype.itemsize == 2 and not all(all(met) for met in _met(shape, attrs))
+
+
+def _met(shape: Sequence[int], attrs: Attrs) -> list[list[bool]]:
+    """Of the rows and of the columns of a filter, which ever meet a pixel."""
+    found = []
+    for axis, size in enumerate(shape[2:]):
+        taps = attrs["shape"][2 + axis]
+        stride, pad, spread = (attrs[key][axis] for key in ("stride", "padding", "dilation"))
+        steps = range((size + 2 * pad - spread * (taps - 1) - 1) // stride + 1)
+        starts = [tap * spread - pad for tap in range(taps)]
+        found.append([any(0 <= start + step * stride < size for step in steps) for start in starts])
+    return found
+
+
+def _all_written(dw: Tensor, x: Tensor, attrs: Attrs) -> Tensor:
+    """With zeros for the taps that meet nothing but padding, if torch may not have written them."""
+    if dw.device.type != "cpu" or not leaves_unwritten(x.shape, x.dtype, attrs):
+        return dw
+    rows, columns = (torch.tensor(met) for met in _met(x.shape, attrs))
+    return dw.masked_fill_(~(rows[:, None] & columns), 0)
+
+
 def unread_like(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A tensor of which torch reads shape and layout only: those of images like `tensor`.
 
@@ -140,8 +169,8 @@ class Conv2dGrad(ConvOp):
             dy, other = dy.contiguous(), other.contiguous()
         made = unread_like(dy if self._of_image else other, attrs["shape"])
         mask = (self._of_image, not self._of_image)
-        x_and_w = convolution_backward(dy, *self._ordered(made, other), attrs, mask)
-        return (x_and_w[0 if self._of_image else 1],)
+        dx, dw = convolution_backward(dy, *self._ordered(made, other), attrs, mask)
+        return (dx if self._of_image else _all_written(dw, other, attrs),)
 
     def flops(self, inputs: Types, outputs: Types, attrs: Attrs) -> int:
         return 2 * self.macs(inputs[0], inputs[1] if self._of_image else outputs[0])

@@ -341,3 +341,21 @@ def test_a_weight_gradient_that_torch_writes_beyond_is_computed_in_rows(
     expected = torch.einsum("nohw,nchw->oc", dy, x[..., ::2, ::2])
     torch.testing.assert_close(dw[:, :, 0, 0], expected, rtol=1e-4, atol=1e-4)
     assert seen == [(in_rows, in_rows)]
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("size", [3, 5, 7])
+def test_taps_that_meet_padding_alone_have_no_gradient(layout, size):
+    """torch left them as the memory was (bfloat16, CPU)."""
+    shape = (128, 64, size, size)
+    attrs = Attrs(stride=(2, 2), padding=(size // 2,) * 2, dilation=(1, 1), groups=1, shape=shape)
+    held = [torch.full(shape, 3e4, dtype=torch.bfloat16) for _ in range(8)]
+    del held  # what is allocated next is likely there
+    dy, x = (torch.randn(2, channels, 1, 1).bfloat16() for channels in (128, 64))
+    dy, x = (
+        t.as_strided(t.shape, torch.empty(t.shape, memory_format=layout).stride()) for t in (dy, x)
+    )
+    (dw,) = OPS["conv2d_wgrad"].evaluate((dy, x), attrs)
+    exact = torch.zeros(shape, dtype=torch.float64)
+    exact[:, :, size // 2, size // 2] = torch.einsum("nkij,ncij->kc", dy.double(), x.double())
+    torch.testing.assert_close(dw.double(), exact, rtol=1e-2, atol=1e-2)

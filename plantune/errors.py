@@ -219,6 +219,10 @@ class RanksDiffer(PlantuneError, RuntimeError):
     """The processes of a group do not train the same, or one of them has failed."""
 
 
+class NoPlanLeft(UserWarning):
+    """A search ended without a plan that was proved and raced: the framework runs the network."""
+
+
 class DatabaseWarning(UserWarning):
     """The plan database is not as it should be; plantune goes on."""
 

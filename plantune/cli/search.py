@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from plantune.cli.exit_codes import FAILED, INTERRUPTED, NoUsableDevice
 from plantune.cli.interrupts import interrupts, undisturbed
 from plantune.cli.lookup import database, require_device
 from plantune.cli.root import BEGAN
+from plantune.errors import NoPlanLeft
 from plantune.report.progress import ProgressLine
 from plantune.report.tables import machine_text
 from plantune.workload import Workload
@@ -174,6 +176,8 @@ def _search(console: Console, place: Path | None, workload: Workload, how: How) 
                 result = search_plan(sought, settings, keeping, environment, manner)
             except KeyboardInterrupt as error:
                 raise click.ClickException(NOTHING) from error
+    if result.nothing_left is not None:
+        warnings.warn(str(result.unraced), NoPlanLeft, stacklevel=1)
     show_result(console, workload, result, keeping, environment, time.monotonic() - began)
     if is_lost(result, keeping):
         raise click.exceptions.Exit(FAILED)

@@ -64,7 +64,7 @@ def show_result(
     seconds: float,
 ) -> None:
     """Text and JSON. A plan that could not be kept is printed, alone, so that it is not lost."""
-    tell = note if keeping.plan_id is None else console.say
+    tell = note if keeping.plan_id is None and result.nothing_left is None else console.say
     for line in _lines(workload, result, keeping, seconds):
         tell(line)
     console.emit(_document(workload, result, keeping, environment, seconds))
@@ -74,7 +74,8 @@ def show_result(
 
 def is_lost(result: Result, keeping: KeepingDatabase) -> bool:
     """Whether a plan was found and could not be stored."""
-    return keeping.plan_id is None and result.known is None
+    found = result.known is None and result.nothing_left is None
+    return found and keeping.plan_id is None
 
 
 def families(plan: Plan) -> dict[str, int]:
@@ -90,7 +91,7 @@ def families_text(plan: Plan) -> str:
 def _lines(
     workload: Workload, result: Result, keeping: KeepingDatabase, seconds: float
 ) -> list[str]:
-    lines = [] if result.complete else ["interrupted: this is the best plan so far, not yet raced"]
+    lines = [] if result.complete else [interrupted_text(result)]
     if result.race is not None:
         ours = result.race.timings["plantune"].median_us / 1e3
         lines.append(bold(f"{ours:.3f} ms a call; {verdict(result.race)}"))
@@ -101,9 +102,16 @@ def _lines(
         lines.append(bold(f"{_ms(result.plan)}ranked and raced by another search, proved here"))
     elif result.unraced:
         lines.append(bold(result.unraced))
-    lines += [*result.notes, families_text(result.plan), tried_text(result, seconds)]
+    if result.plan.choices:
+        lines += [*result.notes, families_text(result.plan), tried_text(result, seconds)]
     lines += filter(None, [phases_text(result)])
     return [*lines, *where_kept(workload, result, keeping)]
+
+
+def interrupted_text(result: Result) -> str:
+    if result.race is None:
+        return "interrupted: this is the best plan so far, not yet raced"
+    return "interrupted: this plan got through its race, and runs from now on"
 
 
 def _ms(plan: Plan) -> str:
@@ -117,6 +125,8 @@ def where_kept(workload: Workload, result: Result, keeping: KeepingDatabase) -> 
     longer = f"next: {search} --budget {longer_s(result.budget_s):g}"
     if result.known is not None:
         return [longer]
+    if result.nothing_left is not None and keeping.plan_id is None:
+        return []
     if keeping.plan_id is None:
         taker = "load_model" if workload.factory is None else "optimize"
         return [
@@ -124,6 +134,8 @@ def where_kept(workload: Workload, result: Result, keeping: KeepingDatabase) -> 
             f"it follows on stdout; plantune.{taker}(plan=...) takes such a file",
         ]
     place = f"plan {keeping.plan_id} in {keeping.path}"
+    if result.nothing_left is not None:
+        return [place]
     if result.complete and result.race is None and not result.elsewhere:
         return [place, longer]
     bench = to_run("bench", workload, keeping.path)

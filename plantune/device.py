@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from plantune.cuda.capture import capture
-from plantune.errors import CaptureError
+from plantune.errors import CannotJudge, CaptureError, PlantuneError
 
 Call = Callable[[], object]
+# How torch and C++ say that memory ran out; Python says MemoryError.
+OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc")
 COMMON_MEMORY = (0, 0)  # of torch's allocator
 
 
@@ -150,3 +152,26 @@ class _Replay:
 def first_line(error: BaseException) -> str:
     """What an error says, without the advice that torch adds."""
     return str(error).strip().partition("\n")[0]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on the host or on a GPU."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+@contextmanager
+def framework_alone() -> Iterator[None]:
+    """Only the framework's own ops run inside. What they raise on random numbers, such as for a
+    matrix that is not positive definite, becomes CannotJudge: no plan is to blame.
+    """
+    try:
+        yield
+    except (RuntimeError, IndexError, ValueError) as error:
+        if isinstance(error, (PlantuneError, torch.AcceleratorError)) or is_out_of_memory(error):
+            raise
+        raise CannotJudge(
+            "the framework itself fails on random weights and inputs, so no plan can be verified: "
+            f"{type(error).__name__}: {first_line(error)}"
+        ) from error

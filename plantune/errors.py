@@ -229,6 +229,10 @@ class PlantuneWarning(UserWarning):
     """Base of every warning of plantune's."""
 
 
+class NoPlanLeft(PlantuneWarning):
+    """A search ended without a plan that was proved and raced: the framework runs the network."""
+
+
 class DatabaseWarning(PlantuneWarning):
     """The plan database is not as it should be; plantune goes on."""
 

@@ -6,8 +6,8 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -16,27 +16,36 @@ import torch
 from torch import nn
 
 from plantune.errors import (
+    Busy,
     DamagedDatabase,
     DatabaseUnavailable,
     DatabaseWarning,
+    InvalidDatabase,
+    MeasureTimeout,
+    NewerSchema,
+    NoPlanLeft,
+    NotEnoughMemory,
     PlantuneError,
+    WorkerDied,
 )
 from plantune.given import is_number, require_flag, require_value
 from plantune.graph.tape import tape_of
 from plantune.machine import arch_of, environment_of
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.stored import find_stored_plan
 from plantune.problem import Problem
 from plantune.report.progress import ProgressLine
 from plantune.runtime.load import TrainingMode, optimize
 from plantune.runtime.module import TunedModule
 from plantune.runtime.summary import headline_of, runs_of
+from plantune.search.first_interrupt import FirstInterrupt, first_interrupt
 from plantune.search.keeping import KeepingDatabase
 from plantune.search.results import Report, Result, Settings, silent
-from plantune.search.session import Manner, Sought, search_plan
+from plantune.search.session import KEPT_EARLY, Manner, Sought, search_plan
 from plantune.warning import warn
 
+# What keeps a search from a machine that is busy, too small or broken. The module runs there.
+NO_SEARCH = (Busy, MeasureTimeout, NotEnoughMemory, WorkerDied)
 # Another search of the same plan may have its whole budget, and some time for what it overruns.
 SLACK_S = 120.0
 
@@ -55,13 +64,16 @@ def tune(
     found is kept: `optimize`, the backend of torch.compile and the next `tune` begin from it.
 
     A line shows the progress on a terminal and in notebooks, and at the end one says what runs the
-    network and how fast; with `progress` True wherever stderr goes, with False nowhere. Ctrl-C ends
-    the search with the best plan so far, or with one that is stored from an earlier search, which
-    was raced. Kernels are measured in another process, on random weights; nothing of the module
-    itself is run or changed.
+    network and how fast; with `progress` True wherever stderr goes, with False nowhere. Kernels are
+    measured in another process, on random weights; nothing of the module itself is run or changed.
 
-    Raises UnsupportedModule as `optimize` does, UnsupportedDevice if plantune has no plans for the
-    device, and KeyboardInterrupt if nothing was measured yet.
+    Ctrl-C ends the search, at any time: the module runs from the plan that got through its race by
+    then, from one of an earlier search, or as without a plan, and `optimize` later does the same. A
+    second one raises KeyboardInterrupt. Where no plan can be proved and raced, eager runs, and
+    NoPlanLeft warns of it with the reason.
+
+    Raises UnsupportedModule as `optimize` does, and UnsupportedDevice if plantune has no plans for
+    the device, or it is lost.
     """
     for name in {"plan", "pad_to"} & example_kwargs.keys():
         raise TypeError(f"tune takes no {name}: give it to optimize")
@@ -69,21 +81,17 @@ def tune(
     if progress is not None:
         require_flag("progress", progress)
     how: dict[str, Any] = {"mode": mode, "frozen": frozen, "fallback": fallback}
-    tuned = optimize(module, *example_inputs, **how, **example_kwargs)
-    sought, device = sought_for(tuned)
-    with reporting(progress) as report:
-        found = search_for(sought, device, budget, report=report)
-    # What is stored serves other calls, too; a plan that is given is for this one alone. That of an
-    # interrupted search was never raced.
-    raced = found.result.complete
-    stored = found.stored if raced else _is_stored(sought, device)
-    plan = None if stored else found.result.plan
-    if found.result.unraced:
-        text = f"{found.result.unraced}; a second tune goes on from here, or give a longer budget"
-        warn(text)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TrainingMode)  # said before the search
-        tuned = optimize(module, *example_inputs, plan=plan, **how, **example_kwargs)
+    with first_interrupt() as stop:
+        tuned = optimize(module, *example_inputs, **how, **example_kwargs)
+        if stop.requested:
+            return tuned
+        found = _found(tuned, budget, progress, stop)
+        given = None if found is None else found.given
+        if found is not None and found.result.unraced and found.result.nothing_left is None:
+            warn(f"{found.result.unraced}; a second tune goes on, or give a longer budget")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TrainingMode)  # said before the search
+            tuned = optimize(module, *example_inputs, plan=given, **how, **example_kwargs)
     _say_how_it_runs(tuned, progress)
     return tuned
 
@@ -98,10 +106,24 @@ def _say_how_it_runs(tuned: TunedModule, progress: bool | None) -> None:
         stream.write(headline_of(planned.stock.plan, runs_of(planned)) + "\n")
 
 
-def _is_stored(sought: Sought, device: torch.device) -> bool:
-    """Whether there is a plan of an earlier search here."""
-    found = find_stored_plan(sought.problem, environment_of(device))
-    return found is not None and found.match == "exact"
+def _found(
+    tuned: TunedModule, budget_s: float, progress: bool | None, stop: FirstInterrupt
+) -> Searched | None:
+    """What a search found, None if it was interrupted before it found anything, or cannot be."""
+    try:
+        with stop.ending(), reporting(progress) as report:
+            sought, device = sought_for(tuned)
+            return search_for(
+                sought, device, budget_s, report=stop.reported(report), saving=stop.saving
+            )
+    except KeyboardInterrupt:
+        if stop.again:
+            raise
+    except NO_SEARCH as error:
+        text = f"no search for {type(tuned.reference).__name__}: {error}"
+        text += "; it runs as `optimize` has it, and what was measured is kept"
+        warn(text, NoPlanLeft)
+    return None
 
 
 @dataclass(frozen=True)
@@ -114,6 +136,14 @@ class Searched:
     @property
     def plan(self) -> Plan:
         return self.result.plan
+
+    @property
+    def given(self) -> Plan | None:
+        """The plan that a module must be given: what is stored serves other calls, too. One that
+        was interrupted before its race is for the next search alone, and none of no steps is given.
+        """
+        is_needed = self.result.is_raced and not self.stored and self.plan.choices
+        return self.plan if is_needed else None
 
 
 def sought_for(tuned: TunedModule) -> tuple[Sought, torch.device]:
@@ -133,19 +163,25 @@ def search_for(
     seed: int = 0,
     report: Report = silent,
     baselines: tuple[str, ...] | None = None,
+    saving: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> Searched:
     """Searches for so many seconds, on a device of the problem's arch, and stores the plan in the
     user's database. An interrupted search gives its best so far, not stored. Without `baselines`
-    the plan races against all of the framework's ways for which there is time.
+    the plan races against all of the framework's ways for which there is time. `saving` is entered
+    to save an interrupted search; else Ctrl-C is ignored meanwhile.
+
+    Warns of NoPlanLeft if the framework's plan is all that is left.
     """
     _require_budget(budget_s)
-    manner = Manner(report, _warn, 2 * budget_s + SLACK_S, _undisturbed)
+    manner = Manner(report, _warn, 2 * budget_s + SLACK_S, saving or _undisturbed)
     with closing(_database()) as opened:
         keeping = KeepingDatabase(opened, _warn)
         settings = Settings(budget_s, seed, baselines=baselines)
         result = search_plan(sought, settings, keeping, environment_of(device), manner)
+    if result.nothing_left is not None:
+        warn(f"{sought.problem.network}: {result.unraced}", NoPlanLeft)
     stored = keeping.plan_id is not None or result.known is not None
-    return Searched(result, stored and result.complete)
+    return Searched(result, stored and result.is_raced)
 
 
 def _require_budget(seconds: object) -> None:
@@ -154,19 +190,22 @@ def _require_budget(seconds: object) -> None:
 
 
 def _database() -> PlanDatabase:
-    """The user's; one that is damaged is set aside, and without one the search goes on."""
+    """The user's; one that is damaged is set aside, and without one, or with one of a later
+    plantune, the search goes on.
+    """
     try:
         try:
             return PlanDatabase.open()
         except DamagedDatabase:
             return PlanDatabase.open()
-    except DatabaseUnavailable as error:
+    except (DatabaseUnavailable, InvalidDatabase, NewerSchema) as error:
         _warn(f"{error}; the plan is not stored")
         return PlanDatabase.in_memory()
 
 
 def _warn(text: str) -> None:
-    warn(text, DatabaseWarning)
+    if text != KEPT_EARLY:  # else the error says more
+        warn(text, DatabaseWarning)
 
 
 @contextmanager

@@ -11,8 +11,8 @@ import torch
 
 from plantune import gpus as gpus_module
 from plantune.cuda import capture
-from plantune.device import CPU, Gpu, first_line
-from plantune.errors import CaptureError, UnsupportedDevice
+from plantune.device import CPU, Gpu, first_line, framework_alone
+from plantune.errors import CannotJudge, CaptureError, UnsupportedDevice
 from plantune.gpus import LocalGpu, best_arch, device_for, later_gpu
 from plantune.space.arch import load_arch
 
@@ -222,3 +222,32 @@ class TestMemory:
             return lambda: weights.add_(1)
 
         assert self.grown(gpu, make) == 4 * self.MIB
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("not positive-definite\nadvice"), IndexError("index"), ValueError("no")]
+)
+def test_what_the_frameworks_own_ops_refuse_cannot_be_judged(error):
+    name = type(error).__name__
+    with (
+        pytest.raises(CannotJudge, match=f"the framework itself fails on random .* {name}: "),
+        framework_alone(),
+    ):
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("a fault of plantune"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        torch.AcceleratorError("CUDA error: misaligned address"),
+        UnsupportedDevice("no GPU"),
+    ],
+)
+def test_other_errors_stay_what_they_are(error):
+    with pytest.raises(type(error)) as raised, framework_alone():
+        raise error
+    assert raised.value is error

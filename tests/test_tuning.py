@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import sqlite3
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,9 +16,21 @@ from torch import Tensor, nn
 
 import plantune
 from plantune.default_plans import hand_plan
-from plantune.errors import DatabaseFull, UnsupportedModule
+from plantune.errors import (
+    Busy,
+    DatabaseFull,
+    DatabaseWarning,
+    MeasureTimeout,
+    NoPlanLeft,
+    NotEnoughMemory,
+    UnsupportedDevice,
+    UnsupportedModule,
+    WorkerDied,
+    WorkerFailed,
+)
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.rows import SCHEMA_VERSION
 from plantune.runtime import choose
 from plantune.search.results import Progress, Result, StepsSum
 from plantune.search.search import Search
@@ -115,36 +129,6 @@ def test_in_training_the_graph_has_gradients_of_what_trains(fake: type[FakeSearc
     assert search.tape.trained == ("conv.weight", "conv.bias")
 
 
-def test_an_interrupted_search_gives_the_best_so_far(
-    fake: type[FakeSearch], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(fake, "during", staticmethod(interrupt))
-    assert same(tuned().plan, fake.made[0].plan)
-    monkeypatch.setattr(fake, "partial", lambda self: None)
-    with pytest.raises(KeyboardInterrupt):
-        tuned()
-
-
-def test_an_interrupted_search_leaves_what_an_earlier_one_found(
-    fake: type[FakeSearch], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its own plan was not raced, and may be slower than eager."""
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    def partial(self: FakeSearch) -> Result:
-        return Result(replace(self.plan, runner="eager"), False, None, 1, 2)
-
-    raced = tuned().plan
-    monkeypatch.setattr(fake, "during", staticmethod(interrupt))
-    monkeypatch.setattr(fake, "partial", partial)
-    assert tuned().plan.runner == raced.runner == "program"
-
-
 def test_a_budget_that_is_too_short_for_a_race_is_said(
     fake: type[FakeSearch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +164,76 @@ def test_without_a_database_the_plan_serves_this_module(
     with pytest.warns(match="the disk is full"):
         model = tuned()
     assert (earlier.runner, model.plan.runner) == ("program", "eager")
+
+
+class TestWhereOptimizeWorksSoDoesTune:
+    def test_where_no_plan_is_left_eager_runs(
+        self, fake: type[FakeSearch], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def nothing(self: FakeSearch, worker: Any) -> Result:
+            plan = replace(self.plan, runner="eager")
+            self._database.put_plan(plan, self._here)
+            return Result(plan, True, None, nothing_left="the framework overflows")
+
+        monkeypatch.setattr(fake, "run", nothing)
+        with pytest.warns(NoPlanLeft) as said:
+            model = tuned()
+        (one,) = said
+        assert str(one.message) == "Net: eager runs the network: the framework overflows"
+        assert one.filename == __file__
+        assert model.plan.runner == "eager"
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            MeasureTimeout("time took over 60 s; the worker was killed"),
+            NotEnoughMemory("Net at batch 2 needs about 9 GiB", 9, 1),
+            WorkerDied("the measuring worker did not start: took too long"),
+            Busy("another search goes on", 1, "here", "a"),
+        ],
+    )
+    def test_where_no_search_can_be_the_module_runs_as_optimize_has_it(
+        self, fake: type[FakeSearch], error: Exception, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail() -> None:
+            raise error
+
+        monkeypatch.setattr(fake, "during", staticmethod(fail))
+        module = Net().eval()
+        with pytest.warns(NoPlanLeft, match=f"no search for Net: {error}; it runs as") as said:
+            model = tuned(module)
+        assert {each.filename for each in said if each.category is NoPlanLeft} == {__file__}
+        torch.testing.assert_close(model(*INPUTS, **NAMED), module(*INPUTS, **NAMED))
+
+    @pytest.mark.parametrize("error", [WorkerFailed("KeyError: 'x'"), UnsupportedDevice("lost")])
+    def test_what_is_a_fault_or_a_lost_gpu_is_raised(
+        self, fake: type[FakeSearch], error: Exception, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail() -> None:
+            raise error
+
+        monkeypatch.setattr(fake, "during", staticmethod(fail))
+        with pytest.raises(type(error)):
+            tuned()
+
+    @pytest.mark.parametrize("of", ["a later plantune", "another program"])
+    def test_a_database_of_others_is_left_as_it_is(self, of: str) -> None:
+        with PlanDatabase.open() as database:
+            path = database.path
+        assert path is not None
+        written = f"UPDATE meta SET value = '{SCHEMA_VERSION + 1}'"
+        if of == "another program":
+            path.unlink()
+            written = "CREATE TABLE notes (text)"
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(written)
+            connection.commit()
+        before = path.read_bytes()
+        with pytest.warns(DatabaseWarning) as said:
+            model = tuned()
+        assert any("the plan is not stored" in str(each.message) for each in said)
+        assert model.plan.runner == "program"
+        assert path.read_bytes() == before
 
 
 class Stream(io.StringIO):

@@ -19,8 +19,10 @@ from plantune.cli.hints import Whole
 from plantune.cli.interrupts import interrupts, undisturbed
 from plantune.cli.lookup import database, require_device
 from plantune.cli.root import BEGAN
+from plantune.errors import NoPlanLeft
 from plantune.report.progress import ProgressLine
 from plantune.report.tables import machine_text
+from plantune.warning import warn
 from plantune.workload import Workload
 
 if TYPE_CHECKING:
@@ -183,6 +185,8 @@ def _search(console: Console, place: Path | None, workload: Workload, how: How) 
                 result = search_plan(sought, settings, keeping, environment, manner)
             except KeyboardInterrupt as error:
                 raise click.ClickException(NOTHING) from error
+    if result.nothing_left is not None:
+        warn(str(result.unraced), NoPlanLeft)
     show_result(console, workload, result, keeping, environment, time.monotonic() - began)
     if is_lost(result, keeping):
         raise click.exceptions.Exit(FAILED)

@@ -65,7 +65,7 @@ def show_result(
     seconds: float,
 ) -> None:
     """Text and JSON. A plan that could not be kept is printed, alone, so that it is not lost."""
-    tell = note if keeping.plan_id is None else console.say
+    tell = note if keeping.plan_id is None and result.nothing_left is None else console.say
     for line in _lines(workload, result, keeping, seconds):
         tell(line)
     console.emit(_document(workload, result, keeping, environment, seconds))
@@ -75,7 +75,8 @@ def show_result(
 
 def is_lost(result: Result, keeping: KeepingDatabase) -> bool:
     """Whether a plan was found and could not be stored."""
-    return keeping.plan_id is None and result.known is None
+    found = result.known is None and result.nothing_left is None
+    return found and keeping.plan_id is None
 
 
 def families(plan: Plan) -> dict[str, int]:
@@ -93,14 +94,21 @@ def _lines(
 ) -> list[str]:
     standing = Standing.of(result.plan.runner, result.plan.evidence)
     details = standing.details()
-    if not result.complete:
-        first, details = "interrupted: this is the best plan so far, not yet raced", []
-    else:
+    if result.complete:
         first = standing.headline(result.unraced)
+    else:
+        first, details = interrupted_text(result), details if result.race is not None else []
     lines = [bold(first), *_times(result, standing.shown), *details, *_why_so(result, standing)]
-    lines += [*result.notes, families_text(result.plan), tried_text(result, seconds)]
+    if result.plan.choices:
+        lines += [*result.notes, families_text(result.plan), tried_text(result, seconds)]
     lines += filter(None, [phases_text(result)])
     return [*lines, *where_kept(workload, result, keeping)]
+
+
+def interrupted_text(result: Result) -> str:
+    if result.race is None:
+        return "interrupted: this is the best plan so far, not yet raced"
+    return "interrupted: this plan got through its race, and runs from now on"
 
 
 def _times(result: Result, shown: str) -> list[str]:
@@ -130,6 +138,8 @@ def where_kept(workload: Workload, result: Result, keeping: KeepingDatabase) -> 
     longer = f"next: {search} --budget {longer_s(result.budget_s):g}"
     if result.known is not None:
         return [longer]
+    if result.nothing_left is not None and keeping.plan_id is None:
+        return []
     if keeping.plan_id is None:
         taker = "load_model" if workload.factory is None else "optimize"
         return [
@@ -137,6 +147,8 @@ def where_kept(workload: Workload, result: Result, keeping: KeepingDatabase) -> 
             f"it follows on stdout; plantune.{taker}(plan=...) takes such a file",
         ]
     place = f"plan {keeping.plan_id} in {keeping.path}"
+    if result.nothing_left is not None:
+        return [place]
     if result.complete and result.race is None and not result.elsewhere:
         return [place, longer]
     bench = to_run("bench", workload, keeping.path)

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from plantune.cuda.flags import cudnn
 from plantune.cuda.workspaces import KeptProducts
-from plantune.device import Call
+from plantune.device import Call, framework_alone
 from plantune.distance import Exact
 from plantune.errors import BuildError, WrongResult
 from plantune.gpus import device_for
@@ -88,10 +88,11 @@ class Entrants:
         self._images = [self._subject.inputs(random) for _ in range(count)]
         # Made before memory is measured: the first way to use them would count them as its own.
         self._images_last: list[Inputs] = [tuple(map(_channels_last, xs)) for xs in self._images]
-        self._exact = self._exactly(self._images[:2])
-        # cuDNN remembers the first algorithm of each shape, also one that it did not time.
-        with with_values(cudnn, benchmark=True):
-            eager = self._outputs(copied(self._module), self._images[0])
+        with framework_alone():
+            self._exact = self._exactly(self._images[:2])
+            # cuDNN remembers the first algorithm of each shape, also one that it did not time.
+            with with_values(cudnn, benchmark=True):
+                eager = self._outputs(copied(self._module), self._images[0])
         # What draws random numbers gives others each time.
         self._slack = math.inf if self._subject.draws else tolerance("race", problem.dtype)
         self._bound = 2 * _worst(self._exact[0], eager) + self._slack

@@ -109,13 +109,21 @@ def _addends(makers: Mapping[str, Node], value: str) -> set[str]:
     return found
 
 
+def _below(type_: TensorType, domain: Domain) -> int:
+    """A mask, or an index of 8 bits, holds less than what it is an index of may have."""
+    if domain.kind != "index":
+        return BELOW.get(type_.dtype, COUNTS_BELOW)
+    most = BELOW.get(type_.dtype) or torch.iinfo(type_.torch_dtype).max + 1
+    return min(domain.below, most)
+
+
 def _drawn(type_: TensorType, domain: Domain, constant: bool, random: torch.Generator) -> Tensor:
     shape, dtype, place = type_.shape, type_.torch_dtype, random.device
     if domain.draw is not None:
         made: Tensor = domain.draw(random)
         return made
     if not type_.is_float:
-        below = domain.below if domain.kind == "index" else BELOW.get(type_.dtype, COUNTS_BELOW)
+        below = _below(type_, domain)
         return torch.randint(below, shape, generator=random, dtype=dtype, device=place)
     # Off centre, so that sums do not cancel to what rounding left.
     normal = torch.randn(shape, generator=random, dtype=torch.float64, device=place).add_(0.5)

@@ -12,14 +12,19 @@ from typing import TypeVar
 
 import torch
 
-from plantune.device import Device, first_line
-from plantune.errors import BuildError, CaptureError, CudaError, PlantuneError, WrongResult
+from plantune.device import Device, first_line, is_out_of_memory
+from plantune.errors import (
+    BuildError,
+    CannotJudge,
+    CaptureError,
+    CudaError,
+    PlantuneError,
+    WrongResult,
+)
 from plantune.outcome import Rejected
 
 T = TypeVar("T")
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
-# How torch and C++ say that memory ran out; Python says MemoryError.
-OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc")
 # Faults of a kernel, reported by a later call; the GPU's context is lost after them.
 GPU_FAULTS = (torch.AcceleratorError, CudaError, CaptureError)
 REASON_LENGTH = 4000
@@ -69,17 +74,14 @@ def rejection(error: Exception) -> Rejected | None:
     """What an error says of a candidate; None if the candidate is not to blame for it."""
     if isinstance(error, BuildError):
         return Rejected("build", error.what[:REASON_LENGTH])
-    if isinstance(error, WrongResult):
+    if isinstance(error, (CannotJudge, WrongResult)):
         return Rejected("numerics", str(error)[:REASON_LENGTH])
     if isinstance(error, GPU_FAULTS):
         return Rejected("crash", first_line(error)[:REASON_LENGTH])
     if isinstance(error, PlantuneError):
         return None
-    text = str(error)
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
-        words in text for words in OUT_OF_MEMORY
-    ):
-        return Rejected("memory", text[:REASON_LENGTH] or "MemoryError")
+    if is_out_of_memory(error):
+        return Rejected("memory", str(error)[:REASON_LENGTH] or "MemoryError")
     return None
 
 

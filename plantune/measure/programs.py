@@ -11,18 +11,19 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from plantune.device import CPU, Call, Device
+from plantune.device import CPU, Call, Device, framework_alone
 from plantune.gpus import device_for
 from plantune.graph import Graph, Step
 from plantune.kernels.family import Values
 from plantune.layouts import in_layout
 from plantune.measure.inputs import draw_inputs
-from plantune.measure.limits import attempted
+from plantune.measure.limits import attempted, rejection
 from plantune.measure.timing import Effort, Timing, time_interleaved
 from plantune.measure.watches import HOST, call_watch, kernel_watch
 from plantune.outcome import Rejected
 from plantune.plan import Plan, check_plan
 from plantune.runtime.captured import CapturedProgram, program_on
+from plantune.runtime.cases import evaluated
 from plantune.runtime.program import Program
 from plantune.runtime.schedule import make_schedule
 from plantune.space.arch import load_arch
@@ -64,8 +65,14 @@ def pass_that_runs(graph: Graph, plan: Plan, values: Values, device: Device) -> 
     call = one_pass(
         program_on(device.place, graph, plan, load_search_space(plan.problem.arch)), values
     )
-    call()
-    device.synchronize()
+    try:
+        call()
+        device.synchronize()
+    except Exception as error:
+        if rejection(error) is None:  # The ops themselves may refuse random numbers.
+            with framework_alone():
+                evaluated(graph, values)
+        raise
     return call
 
 

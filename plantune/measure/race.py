@@ -15,7 +15,7 @@ from plantune.device import Call, Device, first_line
 from plantune.errors import PlantuneError, WorkerDied
 from plantune.measure.entrants import MOST_IMAGES, PLANTUNE, PLANTUNE_FROZEN, Entrant, Entrants
 from plantune.measure.latency import gpu_us, host_us, time_latencies
-from plantune.measure.limits import GPU_FAULTS
+from plantune.measure.limits import rejection
 from plantune.measure.phases import phases_us
 from plantune.measure.programs import NO_TIME, Say
 from plantune.measure.run_off import Turn, contenders, with_more_rounds
@@ -110,7 +110,8 @@ def race(
     """
     say("build")
     most_images, deployed = (MOST_IMAGES, None) if detailed else (1, plan)
-    entrants = Entrants(raced, seed, most_images, deployed)
+    with _blaming("the framework"):
+        entrants = Entrants(raced, seed, most_images, deployed)
     mode = raced.problem.mode
     with torch.set_grad_enabled(mode == "train"):
         ours = _ours(entrants, plan, frozen=detailed and mode == "infer")
@@ -287,8 +288,11 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _blaming(name: str) -> Iterator[None]:
-    """What a GPU says of a fault names no kernel."""
+    """What a GPU says of a fault names no kernel, and of memory that ran out nobody does."""
     try:
         yield
-    except GPU_FAULTS as error:
+    except Exception as error:
+        found = rejection(error)
+        if found is None or found.stage not in ("crash", "memory"):
+            raise
         raise WorkerDied(f"{name}: {first_line(error)}") from error

@@ -218,7 +218,7 @@ def _randomised(module: nn.Module) -> nn.Module:
             if not parameter.is_floating_point():
                 continue
             if parameter.dim() > 1:
-                parameter.normal_(std=parameter[0].numel() ** -0.5)
+                parameter.normal_(std=max(parameter[:1].numel(), 1) ** -0.5)
             else:
                 parameter.uniform_(0.5, 1.0)
     return module

@@ -41,6 +41,7 @@ T = TypeVar("T")
 # Beyond this the median means nothing, whatever else ran on the machine.
 HOPELESS_SPREAD = 1.0
 LARGEST = sys.float_info.max
+EMPTY = Rejected("numerics", "its results have no elements, so there is nothing to compare")
 CROWDED = Rejected("noisy", "other work or heat slowed the machine down; measure on an idle one")
 
 
@@ -50,6 +51,8 @@ def check_and_time(
     """Builds a candidate, checks it with each seed, then times it."""
     space = load_search_space(arch)
     refuse_illegal(step, candidate, space)
+    if not any(type_.numel for _, type_ in step.outputs):
+        return EMPTY
     found = attempted(lambda: _outcome(say, step, candidate, space, effort, seeds))
     if isinstance(found, Rejected) and found.stage == "crash" and device_for(space.arch).works():
         return Rejected("build", found.reason)  # the driver refused to launch it

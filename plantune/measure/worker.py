@@ -6,6 +6,7 @@ It answers one request after the other, says at which stage it is, and may be ki
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import traceback
 from typing import Any
@@ -59,8 +60,14 @@ def _described(error: Exception) -> Message:
     plain = isinstance(error, PlantuneError) and all(
         isinstance(value, (str, int, float)) for value in error.args
     )
-    args: list[Any] = list(error.args) if plain else []
+    args: list[Any] = [_told(value) for value in error.args] if plain else []
     return {"type": type(error).__name__, "args": args, "trace": traceback.format_exc()[-8000:]}
+
+
+def _told(value: str | float) -> str | float:
+    """JSON has no infinity and no NaN: an error as large as that is the largest number."""
+    lost = isinstance(value, float) and not math.isfinite(value)
+    return sys.float_info.max if lost else value
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from plantune.cuda.flags import references_in_float32
+from plantune.device import framework_alone
 from plantune.errors import CannotJudge
 from plantune.generators import numbers_of
 from plantune.graph.arguments import Arguments
@@ -110,10 +111,12 @@ def judgeable(network: Called, graph: Graph, random: torch.Generator) -> Case:
         # Gradients of scalars are sums over all pixels, which overflow sooner than outputs do.
         seeds = tuple(drawn(type_, random, of_images) for _, type_ in graph.output_gradients)
         moved = [_moved(x, random) for x in inputs]
-        theirs = _of_framework(network, graph, moved, seeds)
+        with framework_alone():
+            theirs = _of_framework(network, graph, moved, seeds)
         if not all(map(is_finite, theirs.values())):
             continue
-        exact = _exact(network, graph, inputs, seeds)
+        with framework_alone():
+            exact = _exact(network, graph, inputs, seeds)
         if all(map(is_finite, exact.values())):
             own = dict(distances(graph, theirs, theirs, exact))
             if all(own[name].theirs <= MOST_OWN_ERROR for name in names_of(graph)):
@@ -121,7 +124,7 @@ def judgeable(network: Called, graph: Graph, random: torch.Generator) -> Case:
     raise CannotJudge(
         "the framework itself overflows, or is off by more than "
         f"{MOST_OWN_ERROR:.0%}, on random weights and images of any size, so the plan "
-        "cannot be verified; `plantune search` judges it step by step"
+        "cannot be verified"
     )
 
 

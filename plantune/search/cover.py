@@ -91,7 +91,7 @@ class _Layouts:
 
 def beam_for(graph: Graph) -> int:
     """States a node for the covers that are ranked."""
-    return max(min(BEAM, MOST_STATES // len(graph.nodes)), NARROW_BEAM)
+    return max(min(BEAM, MOST_STATES // max(len(graph.nodes), 1)), NARROW_BEAM)
 
 
 def best_covers(

@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from plantune.errors import MeasureTimeout, NoViableCandidate, OutOfTime, WorkerDied, WrongResult
+from plantune.errors import (
+    BuildError,
+    CannotJudge,
+    MeasureTimeout,
+    NoViableCandidate,
+    OutOfTime,
+    WorkerDied,
+    WrongResult,
+)
 from plantune.graph.graph import Graph
 from plantune.graph.tape import Tape
 from plantune.measure.client import Worker
@@ -70,6 +78,16 @@ BOTH_PASSES = 2
 NEVER_S = float("inf")
 NOT_COMPARED = "the plan that calls use now was not compared"
 Found = Timing | Rejected
+# How a plan may fail in its race.
+FAILURES = (BuildError, MeasureTimeout, WorkerDied, WrongResult)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A plan that failed in its race, though it ran in every measurement before."""
+
+    plan: Plan
+    why: str
 
 
 @dataclass(frozen=True)
@@ -108,7 +126,12 @@ def time_plans(run: Run, plans: Sequence[Plan], effort: Effort) -> list[Found]:
     short = replace(effort, budget_s=ALONE_S)
     alone = [time_plans(run, [plan], short)[0] for plan in plans]
     survivors = [p for p, found in zip(plans, alone, strict=True) if isinstance(found, Timing)]
-    together = run.worker.time_programs(graph, survivors, effort, seed=seed) if survivors else ()
+    try:
+        together = (
+            run.worker.time_programs(graph, survivors, effort, seed=seed) if survivors else ()
+        )
+    except (MeasureTimeout, WorkerDied):  # their times alone say less, but what they are
+        return alone
     timings = iter(ranking.evened(together))
     return [next(timings) if isinstance(found, Timing) else found for found in alone]
 
@@ -246,19 +269,24 @@ def _improved(run: Run, plan: Plan, call_us: float) -> Plan:
     return plan
 
 
-def race_first(run: Run, plans: Sequence[Plan]) -> tuple[Plan, Race]:
-    """The first plan that gets through its race: of the best ones, then the slowest, which mostly
-    has the framework's own kernels.
+def race_first(
+    run: Run, plans: Sequence[Plan], in_use: Plan | None = None, failed: list[Failed] | None = None
+) -> tuple[Plan, Race]:
+    """The first plan that gets through its race: of the best ones, then the one `in_use`, then the
+    slowest, which mostly has the framework's own kernels. What fails before is added to `failed`.
 
-    A plan that fails here was right and ran in every measurement before, so there is a warning.
+    Raises NoViableCandidate if none does, and CannotJudge: what the framework does not compute
+    itself, no plan can be compared with.
     """
-    contenders = list(dict.fromkeys((*plans[:MOST_RACES], plans[-1])))
-    for plan in contenders[:-1]:
+    failed = [] if failed is None else failed
+    known = [plan for plan in plans if in_use is not None and ranking.choose_alike(plan, in_use)]
+    for plan in dict.fromkeys((*plans[:MOST_RACES], *known, plans[-1])):
         try:
             return plan, _proved(run, plan, _race(run, plan))
-        except (MeasureTimeout, WorkerDied, WrongResult) as error:
-            warn(f"a plan failed in its race and was dropped: {error}")
-    return contenders[-1], _proved(run, contenders[-1], _race(run, contenders[-1]))
+        except FAILURES as error:
+            failed.append(Failed(plan, str(error)))
+    reasons = "; ".join(dict.fromkeys(each.why.partition("\n")[0] for each in failed))
+    raise NoViableCandidate(f"no plan got through its race: {reasons}")
 
 
 def _proved(run: Run, plan: Plan, race: Race) -> Race:
@@ -279,7 +307,7 @@ def race_again(run: Run, plan: Plan, race: Race) -> Duels:
         left -= 1
         try:
             duels = repeated(duels, _race(run, plan, rivals))
-        except (MeasureTimeout, OutOfTime, WorkerDied, WrongResult):
+        except (CannotJudge, OutOfTime, *FAILURES):
             break  # what is known is enough to decide
     return duels
 

@@ -63,13 +63,14 @@ class Result:
     disturbed the machine, and how that changed times. `elsewhere` says that another search ranked
     and raced, and that the plan was proved here. `phases_s` is what each phase took: preparing,
     measuring, which is what several GPUs share, and those that one of them does alone.
+    `nothing_left` is why no plan could be proved and raced, or none is needed: the framework runs.
     """
 
     plan: Plan
     complete: bool
     race: Race | None
-    measured: int
-    rejected: int
+    measured: int = 0
+    rejected: int = 0
     candidates: int = 0
     exhausted: bool = True
     budget_s: float = 0.0
@@ -78,12 +79,22 @@ class Result:
     notes: tuple[str, ...] = ()
     elsewhere: bool = False
     phases_s: Mapping[str, float] = field(default_factory=dict)
+    nothing_left: str | None = None
+
+    @property
+    def is_raced(self) -> bool:
+        """Whether the plan may run: it was raced, or needs no race. An interrupted search may have
+        got so far, too.
+        """
+        return self.complete or self.race is not None
 
     @property
     def unraced(self) -> str | None:
         """What is kept if no plan got through a race in time; None if one did."""
         if not self.complete or self.race is not None or self.elsewhere:
             return None
+        if self.nothing_left is not None:
+            return f"eager runs the network: {self.nothing_left}"
         text = f"{self.budget_s:g} s were too short to race a plan"
         if self.known is None:
             return f"{text}; the network runs as it is, which is never slower"

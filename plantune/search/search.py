@@ -31,9 +31,11 @@ from plantune.search.cover import Cover
 from plantune.search.crew import Crew
 from plantune.search.dearer import without_dearer
 from plantune.search.elsewhere import prove_elsewhere, start_all
+from plantune.search.endings import NOTHING_LEFT, REFUTED, Endings, why_needless
 from plantune.search.joint import wait_for_turn
 from plantune.search.judgement import (
     Duels,
+    duels_of,
     evidence_of,
     judged,
     plain_graph,
@@ -41,7 +43,7 @@ from plantune.search.judgement import (
     with_all_rounds,
 )
 from plantune.search.kept_times import with_times
-from plantune.search.known import fitted, incumbent, known_plans, plan_in_use, plan_without_search
+from plantune.search.known import fitted, incumbent, known_plans
 from plantune.search.machine_log import MachineLog
 from plantune.search.measuring import CACHES, StoredTrials, WorkerMeasurer
 from plantune.search.phases import (
@@ -107,11 +109,17 @@ class Search:
         self._beginning = Beginning()
         self._incumbent: Plan | None = None
         self._guess: Plan | None = None
+        self._endings = Endings(graph, self.space, problem.network, database, environment)
+        # What got through its race, and whether it is kept already.
+        self._raced: tuple[Plan, Race] | None = None
+        self._kept: Result | None = None
 
     def run(self, worker: Worker, *others: Worker) -> Result:
-        """Searches to the end and keeps the plan; raises NoViableCandidate if nothing ran. The
+        """Searches to the end and keeps the plan, the framework's if no other one is left. The
         first worker ranks and races, the others measure beside it and prove the plan too.
         """
+        if (why := why_needless(self.graph, self.problem)) is not None:
+            return self._nothing_left(why)
         try:
             with builds_for(self.space.arch, worker, *others) as builds:
                 known = self._known_plans()
@@ -140,32 +148,49 @@ class Search:
             self._log.snapshot("ranking")
             self._best = plans[0]
             run.tell("racing")
-            plan, race = race_first(replace(run, ahead=rivals()), plans)
+            failed = self._endings.failed
+            plan, race = race_first(replace(run, ahead=rivals()), plans, in_use, failed)
             if self._is_less_than_the_guess(plan, plans):
                 raise OutOfTime(NOT_COMPARED)
         except OutOfTime:
             return self._without_race()
+        except NOTHING_LEFT as error:
+            return self._nothing_left(str(error))
+        self._raced = plan, race
+        self._endings.tell_of_failed()
         state = self._log.snapshot("race")
         duels = race_again(run, plan, race)
         race = with_all_rounds(race, duels)
-        plan = self._finished(run, plan, race, duels)
+        plan = self._finished(plan, race, duels)
         with suppress(MeasureTimeout, OutOfTime, WorkerDied):  # it is as good without them
             plan = self._with_times(run, plan)
-        self._database.put_plan(plan, self._environment)
+        gaps = race_notes(race, run.steps.best(), run.steps.framework(), state)
+        self._kept = self._keep_raced(plan, race, gaps)
         while not self._publish(plan):
             if (theirs := self._found_elsewhere(run)) is not None:
                 return self._taken(run, theirs)
-        gaps = race_notes(race, run.steps.best(), run.steps.framework(), state)
-        return self._result(plan, race=race, notes=gaps)
+        return self._kept
 
     def partial(self) -> Result | None:
-        """What is best so far, kept as partial; None before anything was measured."""
+        """What is best so far: the plan that got through its race, else one that is kept as
+        partial; None before anything was measured.
+        """
+        if self._kept is not None:
+            return replace(self._kept, complete=False)
+        if self._raced is not None:
+            plan, race = self._raced
+            plan = self._finished(plan, race, duels_of(race))
+            return replace(self._keep_raced(plan, race), complete=False)
         steps = self._steps
         if steps is None or (self._best is None and not steps.measured):
             return None
         plan = self._best or self._plan_of(steps.covers(1)[0][1])
         self._database.put_plan(plan, self._environment, partial=True)
         return self._result(plan, complete=False)
+
+    def _keep_raced(self, plan: Plan, race: Race, notes: Sequence[str] = ()) -> Result:
+        self._database.put_plan(plan, self._environment)
+        return self._result(plan, race=race, notes=notes)
 
     def _started(
         self, known: Sequence[Plan], builds: Builds, worker: Worker, *others: Worker
@@ -295,12 +320,13 @@ class Search:
             return False
         return not any(choose_alike(guess, other) for other in ranked)
 
-    def _finished(self, run: Run, plan: Plan, race: Race, duels: Duels) -> Plan:
+    def _finished(self, plan: Plan, race: Race, duels: Duels) -> Plan:
         """The plan with its evidence, and who runs it."""
+        assert self._steps is not None
         graph, space = self.graph, self.space
         captured = plain_graph(graph, space, network=self.problem.network)
         plan = judged(replace(plan, evidence=evidence_of(race)), duels, captured)
-        same = is_deterministic(plan, graph, space, run.steps.costs.outcomes)
+        same = is_deterministic(plan, graph, space, self._steps.costs.outcomes)
         told = {"deterministic": int(same), "search_s": round(self._budget.spent_s, 1)}
         return replace(plan, evidence=Attrs({**plan.evidence, **told, **self._log.evidence()}))
 
@@ -315,14 +341,15 @@ class Search:
         needs no race.
         """
         self._log.snapshot("its end")
-        plain = plan_without_search(self.graph, self.space, network=self.problem.network)
-        known = plan_in_use(plain, self._database, self._environment)
-        if known is not None:
-            self._publish(known.plan)
-            return self._result(known.plan, known=known)
-        self._database.put_plan(plain, self._environment)
-        self._publish(plain)
-        return self._result(plain)
+        self._endings.tell_of_failed()
+        plan, known = self._endings.without_race()
+        self._publish(plan)
+        return self._result(plan, known=known)
+
+    def _nothing_left(self, why: str) -> Result:
+        """The framework runs the network; other searches of a study may find more."""
+        self._log.snapshot("its end")
+        return self._result(self._endings.nothing_left(), nothing_left=why)
 
     def _found_elsewhere(self, run: Run) -> Plan | None:
         """Where searches share a study, the plan of the one that ranked and raced, after all of
@@ -345,7 +372,10 @@ class Search:
         """Keeps a plan that another search found, once every worker here has proved it."""
         run.tell("proving")
         raced, workers = Raced(self.problem, self._tape), (run.worker, *run.others)
-        prove_elsewhere(workers, raced, plan, Budget(PROVING_S))
+        try:
+            prove_elsewhere(workers, raced, plan, Budget(PROVING_S))
+        except REFUTED as error:
+            return self._nothing_left(f"the plan that another search found failed here: {error}")
         self._database.put_plan(plan, self._environment)
         return self._result(plan, elsewhere=True)
 
@@ -364,20 +394,18 @@ class Search:
         known: Found | None = None,
         notes: Sequence[str] = (),
         elsewhere: bool = False,
+        nothing_left: str | None = None,
     ) -> Result:
-        assert self._steps is not None
         return Result(
             plan,
             complete,
             race,
-            measured=self._steps.measured,
-            rejected=len(self._steps.costs.outcomes) - self._steps.measured,
-            candidates=self._steps.count,
-            exhausted=self._steps.complete,
+            **({} if self._steps is None else self._steps.counts()),
             budget_s=self.settings.budget_s,
             known=known,
             spent_s=self._budget.spent_s,
             phases_s=self._budget.phases_s,
             notes=(*self._log.warnings(), *notes),
             elsewhere=elsewhere,
+            nothing_left=nothing_left,
         )

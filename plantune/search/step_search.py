@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from plantune.errors import OutOfTime
 from plantune.graph import Graph
@@ -371,6 +372,15 @@ class StepSearch:
     def measured(self) -> int:
         """How many different candidates have a time."""
         return sum(isinstance(outcome, Measured) for outcome in self.costs.outcomes.values())
+
+    def counts(self) -> Mapping[str, Any]:
+        """What became of the candidates, by the names that a result has for it."""
+        return {
+            "measured": self.measured,
+            "rejected": len(self.costs.outcomes) - self.measured,
+            "candidates": self.count,
+            "exhausted": self.complete,
+        }
 
     def framework(self) -> StepsSum:
         """The framework call by call, as eager runs it, in the layout that callers bring."""

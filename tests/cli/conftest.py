@@ -16,8 +16,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from plantune.canonical import Attrs
-from plantune.cli import main
+from plantune.cli import console, main
 from plantune.default_plans import COMPILED, default_plan, hand_plan
+from plantune.errors import NoPlanLeft
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.machine import Environment, cpu_environment
@@ -66,6 +67,27 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test waits until this machine is quiet."""
     monkeypatch.setattr("plantune.cli.quiet.wait_for_quiet", lambda budget_s, machine: None)
+
+
+@pytest.fixture
+def no_plan_left() -> None:
+    """For tests in which a search may end without a plan."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_hidden(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any other one that is an error, as pytest has it for warnings that no command shows: no
+    fault of a kernel hides behind it.
+    """
+    shown = console._show
+
+    def strict(message: Warning | str, *where: Any, **how: Any) -> None:
+        if isinstance(message, NoPlanLeft):
+            raise message
+        shown(message, *where, **how)
+
+    if "no_plan_left" not in request.fixturenames:
+        monkeypatch.setattr(console, "_show", strict)
 
 
 @pytest.fixture

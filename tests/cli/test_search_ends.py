@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from plantune.errors import (
+    CannotJudge,
     MeasureTimeout,
+    NoPlanLeft,
     NoViableCandidate,
     UnsupportedDevice,
     WorkerDied,
@@ -147,3 +149,53 @@ def test_a_workers_trace_goes_to_a_file(
     assert f"error: {told} that it said is in {cache}" in last
     assert "File" not in result.stderr
     assert Path(last.partition(" is in ")[2]).read_text() == str(error)
+
+
+SEARCH = ("search", "--batch", 1, "--budget", 5, "--no-shipped")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (WrongResult("plantune gives another output", 1.0, 0.1), 5),
+        (CannotJudge("the framework itself overflows"), 1),
+        (WorkerDied("the worker died during time: SIGSEGV"), 1),
+    ],
+)
+@pytest.mark.usefixtures("no_plan_left")
+def test_where_no_plan_is_left_the_frameworks_is_kept(
+    run: Run, worker: FakeWorker, error: Exception, code: int
+) -> None:
+    """A plan that is there is refused by `verify` as ever."""
+    worker.failure = error
+    result = run(*SEARCH, "--json")
+    assert result.exit_code == 0, result.stderr
+    told = object_of(result)
+    assert (told["complete"], told["raced"], told["runner"]) == (True, False, "eager")
+    (warned,) = [line for line in result.stderr.splitlines() if line.startswith("warning:")]
+    assert warned.startswith("warning: eager runs the network: ")
+    assert str(error) in warned
+    assert statuses(run) == ["complete"]
+    text = run(*SEARCH)
+    assert "eager runs the network" in text.stdout
+    assert "plan 2 in " in text.stdout
+    assert run("verify", "--batch", 1, "--budget", 1).exit_code == code
+
+
+def test_in_other_tests_such_a_warning_is_an_error(run: Run, worker: FakeWorker) -> None:
+    worker.failure = CannotJudge("the framework itself overflows")
+    result = run(*SEARCH)
+    assert isinstance(result.exception, NoPlanLeft)
+
+
+def test_an_interrupt_after_the_race_keeps_the_plan_that_was_raced(
+    run: Run, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("plantune.search.search.race_again", interrupted)
+    result = run(*SEARCH)
+    assert result.exit_code == 7
+    assert "interrupted: this plan got through its race, and runs from now on" in result.stdout
+    assert statuses(run) == ["complete"]

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from plantune.graph.builder import GraphBuilder
+from plantune.graph.ops import Domain
 from plantune.graph.step import Step, make_step
 from plantune.graph.types import TensorType
+from plantune.measure import inputs
 from plantune.measure.inputs import domain_of, draw_inputs
 from plantune.measure.scenes import with_small
 
@@ -158,3 +160,11 @@ def test_the_addends_of_many_residuals_are_found_at_once():
     step = make_step(graph, [node.name for node in graph.nodes])
     plain = make_step(graph, [node.name for node in graph.nodes[:-1]])
     assert torch.equal(drawn(step)["x"], drawn(plain)["x"] / 4)
+
+
+@pytest.mark.parametrize(("dtype", "below"), [("bool", 2), ("uint8", 256), ("int8", 128)])
+def test_an_index_of_few_bits_holds_what_its_dtype_does(monkeypatch, dtype, below):
+    """The op says what it may point at: the mask of torch.where has as many places as the rest."""
+    monkeypatch.setattr(inputs, "domain_of", lambda step, name: Domain("index", below=1000))
+    x = drawn(step_of(dtype, CAST))["x"]
+    assert (str(x.dtype), int(x.max())) == (f"torch.{dtype}", below - 1)

@@ -10,6 +10,7 @@ from torch import nn
 
 from plantune.default_plans import default_plan
 from plantune.device import CPU, Device
+from plantune.errors import WorkerDied
 from plantune.gpus import best_arch
 from plantune.measure import entrants, race, ways
 from plantune.measure.client import Worker
@@ -107,6 +108,17 @@ def test_a_way_that_fails_says_why_in_one_line(racing):
     assert found.failures == {"torchscript": "RuntimeError: it does not compile"}
     assert found.best_baseline == "eager"
     assert stages == ["build", "build", "build", "time"]
+
+
+def test_memory_that_runs_out_is_no_fault_of_plantune(racing, monkeypatch):
+    """It ended a search with an error, as what nobody expects does."""
+
+    def full(*arguments):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 GB")
+
+    monkeypatch.setattr(race, "Entrants", full)
+    with pytest.raises(WorkerDied, match="the framework: DefaultCPUAllocator"):
+        racing({"eager": Way(as_it_is)})
 
 
 def test_after_the_time_for_building_no_other_way_is_built(racing):

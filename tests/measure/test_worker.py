@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from plantune.default_plans import COMPILED, CPU_PREFERENCES, compose, default_p
 from plantune.device import CPU
 from plantune.errors import (
     BuildError,
+    CannotJudge,
     CaptureError,
     CudaError,
     IllegalCandidate,
@@ -32,6 +35,7 @@ from plantune.jsonable import from_json, to_json
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import all_families, candidates
 from plantune.measure import roofline
+from plantune.measure.child import _answer
 from plantune.measure.client import Limits, Worker
 from plantune.measure.limits import rejection
 from plantune.measure.programs import draw_values
@@ -40,6 +44,7 @@ from plantune.measure.step_alone import TimedStep
 from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort
 from plantune.measure.ways import baselines_for
+from plantune.measure.worker import _described
 from plantune.models.registry import network
 from plantune.outcome import Rejected
 from plantune.plan import Plan, check_plan
@@ -236,6 +241,7 @@ def test_what_cannot_race_is_said(worker):
     [
         (BuildError("log"), "build"),
         (WrongResult("what", 1.0, 0.1), "numerics"),
+        (CannotJudge("the framework itself overflows"), "numerics"),
         (MemoryError(), "memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "memory"),
         (RuntimeError("std::bad_alloc"), "memory"),
@@ -252,6 +258,15 @@ def test_what_cannot_race_is_said(worker):
 def test_only_expected_failures_are_rejections(error, stage):
     found = rejection(error)
     assert found == (None if stage is None else Rejected(stage, found.reason))
+
+
+@pytest.mark.parametrize("error", [math.inf, math.nan])
+def test_an_error_that_no_number_tells_travels_too(error):
+    """It ended the worker, as if the plan had crashed it."""
+    told = json.loads(json.dumps(_described(WrongResult("what", error, 0.5)), allow_nan=False))
+    with pytest.raises(WrongResult, match="what") as raised:
+        _answer({"error": told})
+    assert (raised.value.error, raised.value.bound) == (sys.float_info.max, 0.5)
 
 
 def test_a_long_log_is_cut():

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from plantune.errors import OutOfTime, WorkerDied
+from plantune.errors import CannotJudge, NoViableCandidate, OutOfTime, WorkerDied
 from plantune.measure.timing import Effort, Timing
 from plantune.outcome import Rejected
 from plantune.search.budget import Budget
 from plantune.search.phases import (
     MAKES,
+    Failed,
     Run,
     _close_again,
     _race,
@@ -83,6 +84,18 @@ def test_one_that_crashes_the_worker_costs_no_other():
     assert worker.asked[-1] == ["a", "ccc"]
 
 
+def test_those_that_die_together_alone_have_the_times_they_had_alone():
+    class Crowded(FakeWorker):
+        def time_programs(self, graph, plans, effort, seed=0):
+            if len(plans) > 1:
+                raise WorkerDied("no memory is left")
+            return super().time_programs(graph, plans, effort, seed)
+
+    found = time_plans(run_of(Crowded(deadly=["bb"])), ["a", "bb", "ccc"], EFFORT)
+    assert [found[0].median_us, found[2].median_us] == [1, 3]
+    assert found[1].stage == "crash"
+
+
 def test_where_all_die_all_are_rejected():
     found = time_plans(run_of(FakeWorker(deadly=["a", "b"])), ["a", "b"], EFFORT)
     assert [outcome.stage for outcome in found] == ["crash", "crash"]
@@ -148,27 +161,48 @@ class Named(str):
 
     arch = "cpu"
 
+    @property
+    def choices(self):
+        return (str(self),)
 
-def test_a_plan_that_fails_in_its_race_is_dropped_with_a_warning():
-    worker = FakeWorker(deadly=["a"])
-    with pytest.warns(UserWarning, match="dropped: a: an illegal memory access"):
-        found = race_first(run_of(worker), plans("a", "b", "c"))
-    assert found == ("b", "the race")
+
+def test_a_plan_that_fails_in_its_race_is_dropped():
+    worker, failed = FakeWorker(deadly=["a"]), []
+    assert race_first(run_of(worker), plans("a", "b", "c"), failed=failed) == ("b", "the race")
+    assert failed == [Failed("a", "a: an illegal memory access")]
 
 
 def test_the_last_one_is_always_tried():
     worker = FakeWorker(deadly=["a", "b", "c", "d"])
-    with pytest.warns(UserWarning, match="was dropped"):
-        assert race_first(run_of(worker), plans("a", "b", "c", "d", "e"))[0] == "e"
+    assert race_first(run_of(worker), plans("a", "b", "c", "d", "e"))[0] == "e"
     assert worker.plans == ["a", "b", "c", "e"]
 
 
-def test_where_no_race_ends_the_search_does():
-    with (
-        pytest.warns(UserWarning, match="was dropped"),
-        pytest.raises(WorkerDied, match="b: an illegal"),
-    ):
-        race_first(run_of(FakeWorker(deadly=["a", "b"])), plans("a", "a", "b"))
+def test_so_is_the_one_that_calls_use():
+    """What runs without having been tried here takes the place of nothing."""
+    worker = FakeWorker(deadly=["a", "b", "c", "d"])
+    ranked = plans("a", "b", "c", "d", "e", "f")
+    assert race_first(run_of(worker), ranked, in_use=ranked[4])[0] == "e"
+    assert worker.plans == ["a", "b", "c", "e"]
+
+
+def test_where_no_plan_gets_through_its_race_all_reasons_are_told():
+    failed = []
+    with pytest.raises(NoViableCandidate, match=r"race: a: an illegal .*; b: an illegal"):
+        race_first(run_of(FakeWorker(deadly=["a", "b"])), plans("a", "a", "b"), failed=failed)
+    assert [each.plan for each in failed] == ["a", "b"]
+
+
+def test_where_the_framework_cannot_be_judged_no_other_plan_is_tried():
+    class Unjudged(FakeWorker):
+        def race(self, raced, plan, *arguments):
+            self.plans.append(plan)
+            raise CannotJudge("the framework itself overflows")
+
+    worker = Unjudged()
+    with pytest.raises(CannotJudge):
+        race_first(run_of(worker), plans("a", "b", "c"))
+    assert worker.plans == ["a"]
 
 
 class Drawing(FakeWorker):

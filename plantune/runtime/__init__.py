@@ -4,7 +4,7 @@
   `copies`, `sharing`, `mirror`, `modes`.
 - A call: `plain_calls` answers those like the last one; of others `calls` asks `kinds` what runs
   them, which `choose` decided; `inputs`, `padding`, `vmaps` and `autograd` bring them there,
-  `framework`, `runners`, `contest` and `trial` run what no plan does.
+  `framework`, `runners`, `contest` and `trial` (of a `shipped` plan) run what no plan does.
 - A plan made runnable: `schedule`, `loose`, `branches`, `memory_plan`, `binding` and `program`; on
   a GPU `captured`, `recorder`, `rehearsal`, `ends`, `left_out`, `streams`, `handles`; `planned` and
   `stock` have its instances.

@@ -27,8 +27,8 @@ from plantune.runtime.framework import Options
 from plantune.runtime.guess_race import is_slower, is_unsure
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.recheck import recheck
+from plantune.runtime.shipped import Shipped
 from plantune.runtime.stock import Stock, device_of
-from plantune.runtime.trial import Shipped
 from plantune.space.search_space import SearchSpace
 from plantune.standing import loss_text
 from plantune.warning import warn

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import chain
-from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
@@ -22,12 +21,10 @@ from plantune.runtime.captured import program_on
 from plantune.runtime.current_gpu import on_its_gpu
 from plantune.runtime.live_state import HeldTensors, LiveState, counters_of
 from plantune.runtime.result_strides import ResultStrides
+from plantune.runtime.shipped import Shipped
 from plantune.runtime.torch_internals import current_gpu, is_capturing
 from plantune.scopes import with_values
 from plantune.space.search_space import SearchSpace
-
-if TYPE_CHECKING:
-    from plantune.runtime.trial import Shipped
 
 # The number of a capture, and the stream.
 Capture = tuple[int, int]

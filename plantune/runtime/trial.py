@@ -9,25 +9,20 @@ then one call proves it (0.4 to 0.7 s, se_resnet9_fixup of 1 to 32 images, one t
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 
 from plantune.errors import PlantuneError
-from plantune.graph.graph import Graph
-from plantune.kernels.build import build
-from plantune.plan import PROGRAM, Plan, pass_steps
+from plantune.plan import PROGRAM
 from plantune.runtime.contest import WORTH, Contest
+from plantune.runtime.shipped import Shipped
 from plantune.runtime.stock import Stock
 from plantune.runtime.torch_internals import asks_for_determinism
-from plantune.space.search_space import SearchSpace
 
 log = logging.getLogger(__name__)
 
@@ -36,29 +31,6 @@ RACE_S = 2.0
 LEAST_TIMED, MOST_TIMED = 3, 50
 # The plan's program takes its memory in the first of its calls.
 UNTIMED = 2
-NICENESS = 10
-
-
-@dataclass(frozen=True)
-class Shipped:
-    """A plan to try: `prove` gives its instances once it computed the network here, or says why it
-    cannot run; `tell` is told of that.
-    """
-
-    plan: Plan
-    graph: Graph
-    space: SearchSpace
-    prove: Callable[[], Stock | str]
-    tell: Callable[[str], None]
-
-    def build(self) -> None:
-        """Compiles its kernels, one after the other, for the cache of this process."""
-        with suppress(OSError):
-            os.nice(NICENESS)  # of this thread and of the compilers that it starts
-        # What fails is met again by the proof.
-        with suppress(PlantuneError):
-            for step, candidate in pass_steps(self.plan, self.graph, self.space):
-                build(step, candidate, self.space.arch)
 
 
 class Trial:

@@ -9,7 +9,10 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from plantune.machine import Environment
+from plantune.plan import Plan
 from plantune.plan_db.opening import now_text
+from plantune.plan_db.rows import COMPLETE, StoredPlan
+from plantune.plan_db.validation import check_stored_plan
 from plantune.problem import Problem
 from plantune.search.board import Board
 from plantune.search.board_rows import Place
@@ -102,3 +105,17 @@ def wait_for_turn(board: Board, hear: Callable[[], None]) -> tuple[str | None, f
         if turn is not False:
             return (None if turn is True else turn), time.monotonic() - start
         time.sleep(POLL_S)
+
+
+def plan_of_others(
+    board: Board, hear: Callable[[], None], here: Environment
+) -> tuple[Plan | None, float]:
+    """The plan of the search that ranked and raced, and how long that was waited for; None if it is
+    this search's turn. Raises InvalidPlan for one that cannot be believed.
+    """
+    text, seconds = wait_for_turn(board, hear)
+    if text is None:
+        return None, seconds
+    plan = Plan.loads(text)
+    check_stored_plan(StoredPlan(0, plan, here, COMPLETE, now_text()))
+    return plan, seconds

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from plantune.cuda.capture import no_collection
-from plantune.default_plans import COMPILED, framework_plans, guessed_plan, hand_plan
+from plantune.default_plans import framework_plans, guessed_plan, hand_plan
 from plantune.errors import MeasureTimeout, OutOfTime, WorkerDied
 from plantune.graph import Attrs, Graph
 from plantune.graph.tape import Tape
@@ -19,10 +19,9 @@ from plantune.measure.race import Race
 from plantune.measure.subject import Raced
 from plantune.plan import Plan, check_plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.opening import now_text
-from plantune.plan_db.rows import COMPLETE, Found, StoredPlan
-from plantune.plan_db.validation import check_stored_plan
+from plantune.plan_db.rows import Found
 from plantune.problem import Problem
+from plantune.search import policy
 from plantune.search.beginning import Beginning, begun, quick_kernels
 from plantune.search.board import Board
 from plantune.search.budget import CALLS_IN_A_RACE, Budget
@@ -32,7 +31,7 @@ from plantune.search.crew import Crew
 from plantune.search.dearer import without_dearer
 from plantune.search.elsewhere import prove_elsewhere, start_all
 from plantune.search.endings import NOTHING_LEFT, REFUTED, Endings, why_needless
-from plantune.search.joint import wait_for_turn
+from plantune.search.joint import plan_of_others
 from plantune.search.judgement import (
     Duels,
     duels_of,
@@ -59,20 +58,6 @@ from plantune.search.results import Report, Result, Settings, silent
 from plantune.search.step_search import StepSearch
 from plantune.search.studies import Studies
 from plantune.space.search_space import load_search_space
-
-COVERS_TO_RANK = 4
-# The part of the time to rank plans in which known ones may be built that were not timed at first.
-UNTIMED = 0.3
-# Families that plans picked by hand do without: tiles do not pay for one image, direct sums perhaps
-# not for many (the first convolution is a small one), and not everything that is compiled was built
-# in time.
-DIRECT = ("direct_conv", "direct_linear", "pooled_conv")
-LEFT_OUT = ((), ("winograd",), DIRECT, COMPILED)
-# What a race in training takes at least: of ResNet-50's plan making and proving both passes took 7
-# s, eager's 3, and four more ways follow (32x32, 128 images, H200, 2026-11-23).
-TRAINING_S = 28.0
-# The time limit for proving a plan that another search found.
-PROVING_S = 120.0
 
 
 class Search:
@@ -249,7 +234,7 @@ class Search:
 
     def _race_s(self, call_us: float) -> float:
         calls_s = CALLS_IN_A_RACE[self.space.arch.kind] * call_us / 1e6
-        return max(calls_s, TRAINING_S if self.problem.mode == "train" else 0.0)
+        return max(calls_s, policy.TRAINING_S if self.problem.mode == "train" else 0.0)
 
     def _begin(self, run: Run) -> None:
         """Measures the steps of the best plan that was timed. Where calls build no guess, also
@@ -285,7 +270,7 @@ class Search:
         """Of the known plans those that were timed, and those that were built since then or take
         little of the time to rank.
         """
-        limit_s = UNTIMED * run.budget.left_for("ranking")
+        limit_s = policy.UNTIMED * run.budget.left_for("ranking")
         untimed = self._beginning.untimed
         built = affordable(untimed, self.graph, self.space, run.steps, limit_s)
         return [plan for plan in known if plan in self._beginning.timed or plan in built]
@@ -301,9 +286,9 @@ class Search:
         """
         graph, space, name = self.graph, self.space, self.problem.network
         # Without a measured step the best cover is the default plan, and finding it takes seconds.
-        covers = steps.covers(COVERS_TO_RANK) if steps.measured else []
+        covers = steps.covers(policy.COVERS_TO_RANK) if steps.measured else []
         found = [self._plan_of(cover) for _, cover in covers]
-        by_hand = [hand_plan(graph, space, network=name, without=w) for w in LEFT_OUT]
+        by_hand = [hand_plan(graph, space, network=name, without=w) for w in policy.LEFT_OUT]
         best = [*self._beginning.timed, *known][:1]
         first = [*filter(None, [in_use, self._guess]), *best, *found[:1]]
         plain, *plain_too = self._frameworks
@@ -358,14 +343,10 @@ class Search:
         if self.board is None:
             return None
         run.tell("waiting for others")
-        text, seconds = wait_for_turn(self.board, run.steps.hear)
+        plan, seconds = plan_of_others(self.board, run.steps.hear, self._environment)
         run.budget.leave_out(seconds)
-        if text is None:
-            return None
-        plan = Plan.loads(text)
-        stored = StoredPlan(0, plan, self._environment, COMPLETE, now_text())
-        check_stored_plan(stored)
-        check_plan(plan, self.graph, self.space)
+        if plan is not None:
+            check_plan(plan, self.graph, self.space)
         return plan
 
     def _taken(self, run: Run, plan: Plan) -> Result:
@@ -373,7 +354,7 @@ class Search:
         run.tell("proving")
         raced, workers = Raced(self.problem, self._tape), (run.worker, *run.others)
         try:
-            prove_elsewhere(workers, raced, plan, Budget(PROVING_S))
+            prove_elsewhere(workers, raced, plan, Budget(policy.PROVING_S))
         except REFUTED as error:
             return self._nothing_left(f"the plan that another search found failed here: {error}")
         self._database.put_plan(plan, self._environment)

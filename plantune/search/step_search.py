@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -13,7 +13,8 @@ from plantune.graph import Graph
 from plantune.kernels.family import Candidate
 from plantune.outcome import Measured, Outcome, Rejected, is_noisy
 from plantune.plan import Plan
-from plantune.search.best_cover import BestCover
+from plantune.search import policy
+from plantune.search.best_cover import BestCover, surest
 from plantune.search.budget import Budget, Durations
 from plantune.search.builds import Builds, built_as
 from plantune.search.candidates import (
@@ -25,34 +26,18 @@ from plantune.search.candidates import (
 )
 from plantune.search.clusters import Clusters, Weighed
 from plantune.search.costs import Costs
-from plantune.search.cover import CONVERSION_COSTS, NARROW_BEAM, Cover, beam_for, best_covers
+from plantune.search.cover import (
+    CONVERSION_COSTS,
+    NARROW_BEAM,
+    Cover,
+    beam_for,
+    best_covers,
+)
 from plantune.search.crew import Crew, Measurer
 from plantune.search.measuring import TrialStore
 from plantune.search.results import Progress, Report, StepsSum
 from plantune.search.studies import Studies
 from plantune.space.search_space import SearchSpace
-
-# Estimates are multiplied by these, one after the other: first what looks best is measured, then
-# what would have to be better than it looks.
-DISCOUNTS = (1.0, 0.75, 0.5)
-# Before that without what takes long to build: beside inductor's builds checks took two to four
-# times as long, and its first candidate 8 s, though none was part of a plan (se_resnet9_fixup, 2
-# cores of a Xeon, 2026-11-28).
-QUICK_DISCOUNTS = (1.0, 0.75)
-# Of what is not measured in a cover, at least so many and one in so many are measured before the
-# next cover.
-LEAST_PER_COVER, PART_OF_COVER = 4, 4
-# A candidate this much slower than the fastest for its step is never part of a plan, whatever
-# conversions it saves.
-SLOWER = 1.5
-# How many configs of each step in the cover are built ahead, and how long to wait for one.
-DEPTH = 6
-WAIT_S = 0.5
-# Where nothing can be begun, how long to wait for an outcome before looking again.
-POLL_S = 0.1
-REASON_LENGTH = 4000
-# More than any graph takes.
-UNSURE_US = 1e9
 
 
 class StepSearch:
@@ -101,8 +86,8 @@ class StepSearch:
         with suppress(OutOfTime):  # which says nothing of the candidate in flight
             self._calibrate(budget, report)
             if self._quick_alone:
-                self._quick_alone = not self._settle(QUICK_DISCOUNTS, budget, report)
-            self.complete = not self._quick_alone and self._settle(DISCOUNTS, budget, report)
+                self._quick_alone = not self._settle(policy.QUICK_DISCOUNTS, budget, report)
+            self.complete = not self._quick_alone and self._settle(policy.DISCOUNTS, budget, report)
         self._land_all(budget, report)
         self._best.look()
 
@@ -123,7 +108,7 @@ class StepSearch:
         find: Callable[[], list[StepCandidate]],
         budget: Budget,
         report: Report,
-        least: int = LEAST_PER_COVER,
+        least: int = policy.LEAST_PER_COVER,
     ) -> bool:
         """Measures until nothing unknown is found; False if there is no time for that. Before it
         looks again, at least so many are measured.
@@ -141,7 +126,7 @@ class StepSearch:
             if not batch and elsewhere:
                 if not budget.left_for("measuring") and self._crew.is_idle:
                     return False
-                self._land(budget, report, POLL_S)
+                self._land(budget, report, policy.POLL_S)
         return True
 
     def _after_news(self, find: Callable[[], list[StepCandidate]]) -> list[StepCandidate]:
@@ -206,7 +191,7 @@ class StepSearch:
             return [] if is_enough and is_enough() else self._unknown(of_plan)
 
         with suppress(OutOfTime):
-            least = 1 if is_enough else LEAST_PER_COVER
+            least = 1 if is_enough else policy.LEAST_PER_COVER
             self._measure_until_known(unknown, budget, report, least)
         self._land_all(budget, report)
 
@@ -255,9 +240,9 @@ class StepSearch:
         """Has a candidate measured; one that is known not to build is not."""
         failure = self.builds.failure(candidate)
         if failure is None:
-            self._crew.begin(candidate, SLOWER * self.costs.fastest_us(candidate.step))
+            self._crew.begin(candidate, policy.SLOWER * self.costs.fastest_us(candidate.step))
         else:
-            self._learn(candidate, Rejected("build", failure[:REASON_LENGTH]))
+            self._learn(candidate, Rejected("build", failure[: policy.REASON_LENGTH]))
 
     def _land(self, budget: Budget, report: Report, timeout_s: float | None = None) -> None:
         """Learns the outcome of the next candidate that was measured."""
@@ -315,11 +300,13 @@ class StepSearch:
         return list({c.key: c for c in candidates if not self.costs.knows(c)}.values())
 
     def _built(
-        self, missing: Sequence[StepCandidate], budget: Budget, least: int = LEAST_PER_COVER
+        self, missing: Sequence[StepCandidate], budget: Budget, least: int = policy.LEAST_PER_COVER
     ) -> Sequence[StepCandidate]:
         """What to measure now: of the missing ones those that are built, else whatever is built."""
         searches = 1 if self._shared is None else self._shared.searches
-        part = len(missing) // (PART_OF_COVER * searches)  # less and less, so that all end at once
+        part = len(missing) // (
+            policy.PART_OF_COVER * searches
+        )  # less and less, so that all end at once
         enough = max(least, part, 2 * self._crew.seats)
         if ready := self._ready(missing):
             return ready[:enough]
@@ -327,7 +314,7 @@ class StepSearch:
         if ready := self._ready(self._fitting(self._want(missing), budget)):
             return ready[: max(least, self._crew.seats)]
         if self._crew.is_idle:  # else an outcome may come first
-            self.builds.wait(missing, min(WAIT_S, budget.left_for("measuring")))
+            self.builds.wait(missing, min(policy.WAIT_S, budget.left_for("measuring")))
         return ()
 
     def _ready(self, candidates: Iterable[StepCandidate]) -> list[StepCandidate]:
@@ -335,29 +322,26 @@ class StepSearch:
 
     def _want(self, missing: Sequence[StepCandidate]) -> Sequence[StepCandidate]:
         """What is built from now on: what is missing, then what probably will be."""
-        ahead = filter(self._is_due, self._clusters.ahead(self._cover, DEPTH))
+        ahead = filter(self._is_due, self._clusters.ahead(self._cover, policy.DEPTH))
         wanted = self._unknown((*missing, *ahead))
         # One short build serves many steps, and would wait for minutes of long ones.
         self.builds.want(sorted(wanted, key=lambda c: c.build_s >= LONG_BUILD_S))
         return wanted
 
     def covers(
-        self, wanted: int, beam: int | None = None, *, unsure_us: float = UNSURE_US
+        self, wanted: int, beam: int | None = None, *, unsure_us: float = policy.UNSURE_US
     ) -> list[tuple[float, Cover]]:
         """The best covers of measured candidates. Of what always runs an estimate counts only where
         nothing was measured: it may be far too low, and such a cover is not ranked beside others.
         """
         self.costs.discount = 1.0
         priced = self.costs.priced(self._clusters.known(), measured_only=True)
-        sure = ((c, us + unsure_us * self.costs.unsure(c)) for c, us in priced)
+
         beam = beam or beam_for(self.graph)
-        found = best_covers(self.graph, sure, wanted, self._conversion, beam)
-        unsure = [sum(map(self.costs.unsure, cover)) for _, cover in found]
-        return [
-            (cost_us - unsure_us * of_cover, cover)
-            for (cost_us, cover), of_cover in zip(found, unsure, strict=True)
-            if of_cover == unsure[0]
-        ]
+        find = partial(
+            best_covers, self.graph, wanted=wanted, conversion=self._conversion, beam=beam
+        )
+        return surest(priced, self.costs, unsure_us, find)
 
     def best(self) -> StepsSum:
         """The best cover that is known as a sum of its steps and the conversions between them."""
@@ -373,7 +357,7 @@ class StepSearch:
         """How many different candidates have a time."""
         return sum(isinstance(outcome, Measured) for outcome in self.costs.outcomes.values())
 
-    def counts(self) -> Mapping[str, Any]:
+    def counts(self) -> dict[str, Any]:
         """What became of the candidates, by the names that a result has for it."""
         return {
             "measured": self.measured,
@@ -396,12 +380,12 @@ class StepSearch:
         if candidate is not None:
             named = f"{candidate.step.name}: {candidate.candidate.family}"
             detail = ", ".join(self._crew.doing()) or named
+        counts = self.counts()
+        counts.pop("exhausted")
         return Progress(
             phase=phase,
             detail=detail,
-            measured=self.measured,
-            rejected=len(self.costs.outcomes) - self.measured,
-            candidates=self.count,
+            **counts,
             best=self.best(),
             framework=self.framework(),
             seconds_left=budget.left_s,

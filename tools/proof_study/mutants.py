@@ -23,40 +23,44 @@ LOST = -1 << 13
 
 Call = Callable[[], object]
 Values = dict[str, Tensor]
-# Runs a node's call with the mistake in it.
-Mistake = Callable[[Node, Values, Call], None]
+# Those that run as one call, such as a product and its bias.
+Nodes = tuple[Node, ...]
+# Runs that call with a mistake in one of its nodes.
+Mistake = Callable[[Node, Nodes, Values, Call], None]
 
 
 def rounded_to(dtype: torch.dtype) -> Mistake:
-    """One rounding of what the node makes."""
+    """One rounding of what the call makes."""
 
-    def run(node: Node, values: Values, call: Call) -> None:
+    def run(node: Node, together: Nodes, values: Values, call: Call) -> None:
         call()
-        made = values[node.outputs[0]]
+        made = values[together[-1].outputs[0]]
         made.copy_(made.to(dtype))
 
     return run
 
 
-def in_tf32(node: Node, values: Values, call: Call) -> None:
+def in_tf32(node: Node, together: Nodes, values: Values, call: Call) -> None:
     """Both factors lose 13 bits."""
     with _given(values, {name: _cut(values[name]) for name in node.inputs}):
         call()
 
 
-def with_weight_as_bias(node: Node, values: Values, call: Call) -> None:
+def with_weight_as_bias(node: Node, together: Nodes, values: Values, call: Call) -> None:
     weight, bias = node.inputs[1:3]
     with _given(values, {weight: values[bias], bias: values[weight]}):
         call()
 
 
-def with_a_wrong_border(node: Node, values: Values, call: Call) -> None:
+def with_a_wrong_border(node: Node, together: Nodes, values: Values, call: Call) -> None:
     """The image's edge in the place of zeros around it."""
     call()
     x, w = (values[name] for name in node.inputs)
     height, width = node.attrs["padding"]
     around = nn.functional.pad(x, (width, width, height, height), mode="replicate")
-    values[node.outputs[0]].copy_(torch.conv2d(around, w, **{**geometry(node.attrs), "padding": 0}))
+    bias = values[together[1].inputs[1]] if together[1:] else None
+    wrong = torch.conv2d(around, w, bias, **{**geometry(node.attrs), "padding": 0})
+    values[together[-1].outputs[0]].copy_(wrong)
 
 
 def _rounds(node: Node) -> bool:
@@ -94,17 +98,17 @@ def places(mutant: str, whole: Graph | Step) -> list[Node]:
 @contextmanager
 def mutated(mutant: str, place: Node) -> Iterator[None]:
     """Inside, the framework's kernels for this node are wrong."""
-    plain, (_, mistake) = framework.call_of, MUTANTS[mutant]
+    plain, (_, mistake) = framework.call_together, MUTANTS[mutant]
 
-    def call_of(node: Node, values: Values, *others: Any) -> Call:
-        call = plain(node, values, *others)
-        return call if node != place else lambda: mistake(node, values, call)
+    def call_together(nodes: Nodes, values: Values, *others: Any) -> Call:
+        call = plain(nodes, values, *others)
+        return call if place not in nodes else lambda: mistake(place, nodes, values, call)
 
-    framework.call_of = call_of
+    framework.call_together = call_together
     try:
         yield
     finally:
-        framework.call_of = plain
+        framework.call_together = plain
 
 
 def _cut(x: Tensor) -> Tensor:

@@ -304,9 +304,7 @@ class StepSearch:
     ) -> Sequence[StepCandidate]:
         """What to measure now: of the missing ones those that are built, else whatever is built."""
         searches = 1 if self._shared is None else self._shared.searches
-        part = len(missing) // (
-            policy.PART_OF_COVER * searches
-        )  # less and less, so that all end at once
+        part = len(missing) // (policy.PART_OF_COVER * searches)  # less and less: all end at once
         enough = max(least, part, 2 * self._crew.seats)
         if ready := self._ready(missing):
             return ready[:enough]

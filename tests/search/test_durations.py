@@ -17,9 +17,9 @@ from plantune.outcome import Rejected
 from plantune.search.budget import CACHED, Budget, Durations
 from plantune.search.builds import Builds, built_as
 from plantune.search.candidates import LONG_BUILD_S
+from plantune.search.policy import DIRECT
 from plantune.search.ranking import affordable, building_s
 from plantune.search.results import silent
-from plantune.search.search import DIRECT
 from plantune.search.step_search import StepSearch
 from plantune.workload import Workload
 

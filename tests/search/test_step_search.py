@@ -15,8 +15,9 @@ from plantune.search.builds import Builds
 from plantune.search.clusters import MOST_FAULTS
 from plantune.search.costs import Costs
 from plantune.search.cover import best_covers
+from plantune.search.policy import LEAST_PER_COVER, SLOWER
 from plantune.search.results import StepsSum, silent
-from plantune.search.step_search import LEAST_PER_COVER, SLOWER, StepSearch
+from plantune.search.step_search import StepSearch
 
 PLENTY = 600.0
 pytestmark = pytest.mark.usefixtures("as_with_a_compiler")

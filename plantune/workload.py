@@ -147,8 +147,8 @@ class Workload:
         except Exception as error:  # Both may be the network's own methods.
             said = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
             raise UnsupportedModule(
-                f"{self.network}: cannot be brought into {self.dtype} and mode {self.mode}: {said}; "
-                "see its methods `to` and `train`"
+                f"{self.network}: cannot be brought into {self.dtype} and mode {self.mode}: "
+                f"{said}; see its methods `to` and `train`"
             ) from error
 
     @cached_property

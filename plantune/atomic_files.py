@@ -42,6 +42,8 @@ def write_cached(path: Path, content: bytes, mode: int = PRIVATE) -> None:
 
 def require_writable(path: Path) -> None:
     """Raises OSError if a file could not be made there now; leaves everything as it is."""
+    with suppress(FileNotFoundError):
+        os.lstat(path)  # says whether the name itself is too long
     _write(path, None, SHARED, lasts=False)
 
 

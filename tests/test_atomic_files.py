@@ -211,6 +211,13 @@ def test_a_name_may_be_as_long_as_the_file_system_allows(
     assert (tmp_path / name).read_bytes() == b"content"
 
 
+def test_a_longer_one_cannot_be_written_which_is_seen_before(tmp_path: Path, write: Write) -> None:
+    for attempt in (require_writable, lambda path: write(path, b"content")):
+        with pytest.raises(OSError, match="name too long"):
+            attempt(tmp_path / ("n" * 256))
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("write", [write_whole, write_lasting, write_cached, require_writable])
 def test_what_cannot_be_written_is_named_as_its_user_named_it(
     tmp_path: Path, write: Callable[..., None]

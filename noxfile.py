@@ -2,7 +2,7 @@
 
     nox                                                     # all of it
     nox -s "tests-3.13(torch='newest', build='cuda')"       # one
-    nox -s tests-3.11 -- tests/cuda                         # some tests, on one Python
+    nox -s tests-3.11 -- tests/devices/cuda                         # some tests, on one Python
 
 torch's builds for CPUs are taken from where pip is told to look for them (PIP_FIND_LINKS or
 PIP_EXTRA_INDEX_URL); a build that is not offered is skipped, and said.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from plantune.errors import PlantuneError
 
 if TYPE_CHECKING:
-    from plantune.plan import Plan
+    from plantune.plans.plan import Plan
     from plantune.runtime.check import check
     from plantune.runtime.load import load_model, optimize
     from plantune.runtime.module import TunedModule, UnplannedCall
@@ -37,7 +37,7 @@ _HOMES = {
     "LAMB": "plantune.training.lamb",
     "LossScale": "plantune.training.loss_scale",
     "TrainStep": "plantune.training.step",
-    "Plan": "plantune.plan",
+    "Plan": "plantune.plans.plan",
     "TunedModule": "plantune.runtime.module",
     "UnplannedCall": "plantune.runtime.module",
     "check": "plantune.runtime.check",

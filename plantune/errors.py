@@ -63,8 +63,8 @@ class IllegalCandidate(PlantuneError):
 class BuildError(PlantuneError):
     """A kernel did not compile: `what` says so in a line, `log` is all that the compiler wrote.
 
-    `path` is the file where the log is kept; see plantune/build_log.py. Only the first line of what
-    is given as the message is shown, the rest belongs to the log.
+    `path` is the file where the log is kept; see plantune/base/build_log.py. Only the first line
+    of what is given as the message is shown, the rest belongs to the log.
     """
 
     def __init__(self, message: str, log: str = "", path: str | None = None) -> None:

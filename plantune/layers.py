@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from plantune.scans import GRU_SCAN, LSTM_SCAN
+from plantune.graph.operators.scans import GRU_SCAN, LSTM_SCAN
 
 
 class SpaceToDepth(nn.Module):

@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from plantune.base.given import is_number, require_flag, require_value
+from plantune.base.warning import warn
+from plantune.devices.machine import arch_of, environment_of
 from plantune.errors import (
     Busy,
     DamagedDatabase,
@@ -28,12 +31,10 @@ from plantune.errors import (
     PlantuneError,
     WorkerDied,
 )
-from plantune.given import is_number, require_flag, require_value
-from plantune.graph.tape import tape_of
-from plantune.machine import arch_of, environment_of
-from plantune.plan import Plan
-from plantune.plan_db.database import PlanDatabase
-from plantune.problem import Problem
+from plantune.graph.tracing.tape import tape_of
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.plan import Plan
+from plantune.plans.problem import Problem
 from plantune.report.progress import ProgressLine
 from plantune.runtime.load import TrainingMode, optimize
 from plantune.runtime.module import TunedModule
@@ -42,7 +43,6 @@ from plantune.search.first_interrupt import FirstInterrupt, first_interrupt
 from plantune.search.keeping import KeepingDatabase
 from plantune.search.results import Report, Result, Settings, silent
 from plantune.search.session import KEPT_EARLY, Manner, Sought, search_plan
-from plantune.warning import warn
 
 # What keeps a search from a machine that is busy, too small or broken. The module runs there.
 NO_SEARCH = (Busy, MeasureTimeout, NotEnoughMemory, WorkerDied)

@@ -22,16 +22,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from plantune.host import cxx_compiler
-from plantune.plan import PROGRAM
-from plantune.runtime import choose
+from plantune.devices.host import cxx_compiler
+from plantune.plans.plan import PROGRAM
+from plantune.runtime.calls import choose
 
 from . import copies
 
 ROOT = Path(__file__).resolve().parent.parent
 # What has not come by then never will, however busy the machine: it only ends a test that hangs.
 NEVER_S = 300.0
-FIRST = Path(__file__).with_name("test_pip_environment.py")
+LONGEST = Path(__file__).with_name("house")
+FIRST = LONGEST / "test_pip_environment.py"
 T = TypeVar("T")
 # On a busy machine an example takes longer than Hypothesis allows, and drawing one, too.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -54,9 +55,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # The longest tests are in files of this folder: as the last ones they would leave one of the
+    # The longest tests are in files of that folder: as the last ones they would leave one of the
     # processes waiting for another. The first one's binaries serve others.
-    first = {FIRST: 0, Path(__file__).parent: 1}
+    first = {FIRST: 0, LONGEST: 1}
     items.sort(key=lambda item: first.get(item.path, first.get(item.path.parent, 2)))
     if not config.getoption("quick"):
         return
@@ -256,7 +257,7 @@ def nothing_shipped_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def as_with_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Families that compile offer themselves; for tests that build nothing."""
     monkeypatch.setattr("plantune.kernels.families.inductor.cxx_compiler", lambda: "/bin/g++")
-    monkeypatch.setattr("plantune.kernels.cxx.why_not_loadable", lambda *unit: None)
+    monkeypatch.setattr("plantune.kernels.cpu.cxx.why_not_loadable", lambda *unit: None)
 
 
 class NoBuilder:

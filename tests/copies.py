@@ -36,8 +36,8 @@ FREE_FROM = 100  # descriptors from here on are nobody's
 # Libraries start threads for more as soon as they are imported.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 IMPORTED = (
-    "plantune.measure.worker",
-    "plantune.plan_db.database",
+    "plantune.measure.worker.worker_process",
+    "plantune.plans.database.plan_database",
     "plantune.search.search",
     "plantune.cli.root",
 )

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 import plantune
-from plantune.default_plans import hand_plan
-from plantune.plan import Plan
+from plantune.plans.guess import hand_plan
+from plantune.plans.plan import Plan
 from plantune.search.results import Progress, Result, StepsSum
 from plantune.space.search_space import load_search_space
 from plantune.tuning import sought_for

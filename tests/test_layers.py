@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from plantune.graph.operators.scans import GRU_SCAN, LSTM_SCAN
 from plantune.layers import EpisodicGRU, EpisodicLSTM
-from plantune.scans import GRU_SCAN, LSTM_SCAN
 
 STEPS, SAMPLES, WIDTH, HIDDEN = 6, 3, 4, 5
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import plantune
 from plantune.cli import main
 from plantune.errors import NoPlanLeft
-from plantune.runtime import choose
+from plantune.runtime.calls import choose
 from plantune.search import phases
 
 pytestmark = [

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 import plantune
-from plantune.default_plans import hand_plan
 from plantune.errors import (
     Busy,
     DatabaseFull,
@@ -28,10 +27,11 @@ from plantune.errors import (
     WorkerDied,
     WorkerFailed,
 )
-from plantune.plan import Plan
-from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.rows import SCHEMA_VERSION
-from plantune.runtime import choose
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.database.rows import SCHEMA_VERSION
+from plantune.plans.guess import hand_plan
+from plantune.plans.plan import Plan
+from plantune.runtime.calls import choose
 from plantune.search.results import Progress, Result, StepsSum
 from plantune.search.search import Search
 from plantune.search.session import key_of

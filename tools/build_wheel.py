@@ -1,8 +1,9 @@
 """The build hook of hatchling: a wheel carries the units of `csrc/cpu` compiled.
 
 Each `csrc/cpu/NAME.cpp` is compiled once for every instruction set, into NAME.SET.so; which of them
-is loaded depends on the CPU at run time (`plantune/kernels/cxx.py`). They leave OpenMP's functions
-undefined: torch has them in the process already, and a second OpenMP would add threads of its own.
+is loaded depends on the CPU at run time (`plantune/kernels/cpu/cxx.py`). They leave OpenMP's
+functions undefined: torch has them in the process already, and a second OpenMP would add threads of
+its own.
 An editable install carries nothing: it compiles on its machine.
 """
 

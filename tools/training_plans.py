@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from plantune.plan_db.exports import read_export
-from plantune.plan_db.rows import StoredPlan
-from plantune.workload import Workload
+from plantune.plans.database.exports import read_export
+from plantune.plans.database.rows import StoredPlan
+from plantune.plans.workload import Workload
 
 NETWORK = "se_resnet9_fixup"
 BUDGET_S = 120.0

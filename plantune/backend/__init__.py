@@ -16,7 +16,7 @@ from torch._ops import HigherOrderOperator
 
 from plantune.backend.options import allowance_of
 from plantune.backend.piece import Piece, pieces
-from plantune.runtime.autograd import TunedPass
+from plantune.runtime.captured.autograd import TunedPass
 
 __all__ = ["Piece", "pieces", "plantune"]
 

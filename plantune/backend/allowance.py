@@ -9,17 +9,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from plantune.atomic_files import SHARED, write_cached
-from plantune.canonical import digest
+from plantune.base.atomic_files import SHARED, write_cached
+from plantune.base.canonical import digest
+from plantune.base.files import read_regular
+from plantune.base.paths import cache_file
+from plantune.base.warning import warn
+from plantune.devices.machine import environment_of
 from plantune.errors import ForeignFile, PlantuneError, PlantuneWarning
-from plantune.files import read_regular
 from plantune.kernels.registry import estimate_us
-from plantune.machine import environment_of
-from plantune.paths import cache_file
-from plantune.plan import candidates_by_step, check_plan
+from plantune.plans.plan import candidates_by_step, check_plan
+from plantune.runtime.captured.stock import Stock, device_of
 from plantune.runtime.module import TunedModule
-from plantune.runtime.stock import Stock, device_of
-from plantune.warning import warn
 
 SIZE_LIMIT_BYTES = 64
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from plantune.backend.allowance import Allowance
-from plantune.given import is_number, require_kind, require_one_of, require_value
-from plantune.nearest import hint
+from plantune.base.given import is_number, require_kind, require_one_of, require_value
+from plantune.base.nearest import hint
+from plantune.runtime.captured.stock import Stock
 from plantune.runtime.module import TunedModule
-from plantune.runtime.stock import Stock
 
 # Torch's names. A piece always runs as its plan says.
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -47,7 +47,7 @@ def _seconds(options: Mapping[str, Any]) -> float:
 
 def search(tuned: TunedModule, stock: Stock, seconds: float) -> None:
     """As `plantune.tune` does; a run without a budget loads nothing for it."""
-    from plantune.graph.tape import tape_of
+    from plantune.graph.tracing.tape import tape_of
     from plantune.search.session import Sought
     from plantune.tuning import reporting, search_for
 

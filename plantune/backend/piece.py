@@ -19,13 +19,13 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from plantune.backend.allowance import Allowance
 from plantune.backend.captured import Captured, Code, Inputs
 from plantune.backend.limits import SCALARS, detached, why_not
+from plantune.base.warning import warn
 from plantune.errors import InputMismatch, UnsupportedDevice, UnsupportedModule
-from plantune.graph.arguments import Arguments
-from plantune.graph.lines import lines_of
-from plantune.graph.shadow import DOOR
-from plantune.runtime.framework import UnplannedCall
+from plantune.graph.tracing.arguments import Arguments
+from plantune.graph.tracing.lines import lines_of
+from plantune.graph.tracing.shadow import DOOR
+from plantune.runtime.calls.framework import UnplannedCall
 from plantune.runtime.module import TunedModule
-from plantune.warning import warn
 
 
 def name_of(graph: fx.GraphModule) -> str:

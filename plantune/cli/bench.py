@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from plantune.base.files import require_writable
+from plantune.base.nearest import hint
 from plantune.cli import options
 from plantune.cli.attempts import Attempts
 from plantune.cli.console import Console, bold, note, require_replaceable_json, write_json
 from plantune.cli.exit_codes import DONE, FAILED
 from plantune.cli.lookup import Chosen, chosen_plan, environment_here, require_device, worker_for
-from plantune.files import require_writable
-from plantune.nearest import hint
+from plantune.plans.standing import PROGRAM, Standing
+from plantune.plans.workload import Workload
 from plantune.report import bench_text
 from plantune.report.plot import FORMATS, HOW_TO_GET, bar_plot, can_plot, require_replaceable_plot
 from plantune.report.progress import waiting
 from plantune.report.tables import counted
-from plantune.standing import PROGRAM, Standing
-from plantune.workload import Workload
 
 if TYPE_CHECKING:
     from plantune.measure.machine_state import State
-    from plantune.measure.race import Race
+    from plantune.measure.racing.race import Race
 
 
 # They try every kernel that they know: the first takes 87 to 160 s for a small network on an H200
@@ -174,7 +174,7 @@ def _require_writable(path: Path, option: str) -> None:
 
 
 def _peers(text: str | None, workload: Workload) -> tuple[str, ...]:
-    from plantune.measure.ways import baselines_for
+    from plantune.measure.racing.ways import baselines_for
 
     known = baselines_for(workload.arch, workload.mode)
     if text is None:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.cli.lookup import Chosen, database, environment_here
-from plantune.rivals import COMPILED, Rivals
+from plantune.plans.rivals import COMPILED, Rivals
 
 if TYPE_CHECKING:
-    from plantune.measure.race import Race
-    from plantune.plan import Plan
+    from plantune.measure.racing.race import Race
+    from plantune.plans.plan import Plan
     from plantune.search.machine_log import MachineLog
 
 # Earlier evidence that a race does not replace; the second is kept only if it is from this machine.
@@ -37,8 +37,8 @@ def store_race(
     the reason if a way that is needed did not run, or if the race decided nothing: noise would
     choose who runs the network.
     """
-    from plantune.plan_db.database import lies_in_file
-    from plantune.plan_db.proofs import remember_proof
+    from plantune.plans.database.plan_database import lies_in_file
+    from plantune.plans.database.proofs import remember_proof
 
     if missing := _missing(chosen, race.timings):
         return None, f"not stored: {', '.join(missing)} did not run"
@@ -66,7 +66,7 @@ def _missing(chosen: Chosen, raced: Iterable[str]) -> list[str]:
     """The ways without a compiler, of which one runs the network if the plan loses, and all that
     the plan met before, without those in this race.
     """
-    from plantune.measure.ways import baselines_for
+    from plantune.measure.racing.ways import baselines_for
 
     problem = chosen.workload.problem
     ways = baselines_for(problem.arch, problem.mode)

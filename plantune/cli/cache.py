@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
+from plantune.base.paths import cache_folder, can_write, database_path
 from plantune.cli.console import Console
 from plantune.cli.hints import Commands
 from plantune.cli.options import common_options, example
 from plantune.errors import PlantuneError
-from plantune.paths import cache_folder, can_write, database_path
 from plantune.report.tables import bytes_text, counted
 
 # Libraries for the CPU, and binaries for GPUs of all archs.

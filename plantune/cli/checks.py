@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from plantune.blobs import why_not_trusted
-from plantune.host import cxx_compiler
-from plantune.paths import cache_folder, can_write, database_path, is_passing
+from plantune.base.blobs import why_not_trusted
+from plantune.base.paths import cache_folder, can_write, database_path, is_passing
+from plantune.devices.host import cxx_compiler
 
 OK, LIMITED, MISSING = "ok", "limited", "missing"
 PYTHON, TORCH = (3, 11), (2, 9)
@@ -127,8 +127,8 @@ def _cache() -> Check:
 
 def _database(path: Path) -> Check:
     from plantune.errors import DatabaseWarning, PlantuneError
-    from plantune.plan_db.database import PlanDatabase
-    from plantune.plan_db.mounts import network_file_system
+    from plantune.plans.database.mounts import network_file_system
+    from plantune.plans.database.plan_database import PlanDatabase
 
     try:
         with warnings.catch_warnings(record=True) as caught:

@@ -16,11 +16,11 @@ from typing import Any, TextIO
 
 import click
 
+from plantune.base.files import require_replaceable, write_whole
+from plantune.base.storage_urls import without_secrets
 from plantune.cli.stdout import results
 from plantune.errors import PlantuneWarning
-from plantune.files import require_replaceable, write_whole
 from plantune.report.tables import table
-from plantune.storage_urls import without_secrets
 
 STDOUT = "-"
 

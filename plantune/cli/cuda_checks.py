@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from plantune.cli.checks import LIMITED, OK, TORCH_HOW, Check, package_check
-from plantune.cuda.nvml import driver_release
+from plantune.devices.cuda.nvml import driver_release
 from plantune.report.tables import bytes_text
 from plantune.space.arch import ARCH_NAMES, Version
 
@@ -64,7 +64,7 @@ def _cuda_of_torch() -> Version | None:
 
 def _gpus() -> Check:
     try:
-        from plantune.gpus import gpus_here
+        from plantune.devices.gpus import gpus_here
 
         found = gpus_here()
     except (ImportError, OSError, RuntimeError) as error:
@@ -81,7 +81,7 @@ def _gpus() -> Check:
 
 
 def _nvrtc() -> Check:
-    from plantune.cuda.toolchain import all_nvrtc, how_to_install
+    from plantune.devices.cuda.toolchain import all_nvrtc, how_to_install
 
     found = list(dict.fromkeys(nvrtc.version for nvrtc in all_nvrtc()))
     if not found:
@@ -96,7 +96,7 @@ def _nvrtc() -> Check:
 
 
 def _cutlass() -> Check:
-    from plantune.cuda.toolchain import cutlass_include, cutlass_version
+    from plantune.devices.cuda.toolchain import cutlass_include, cutlass_version
 
     place = cutlass_include()
     if place is None:
@@ -107,8 +107,8 @@ def _cutlass() -> Check:
 
 def _kernels() -> Check:
     """For which GPUs a probe compiles here, and why not for the others."""
-    from plantune.cuda.choice import nvrtc_for
-    from plantune.cuda.toolchain import all_nvrtc
+    from plantune.devices.cuda.choice import nvrtc_for
+    from plantune.devices.cuda.toolchain import all_nvrtc
     from plantune.errors import BuildError
     from plantune.space.arch import load_arch
 
@@ -131,7 +131,7 @@ def _archs(asked: str) -> tuple[str, ...]:
     if asked != "cpu":
         return (asked,)
     try:
-        from plantune.gpus import gpus_here
+        from plantune.devices.gpus import gpus_here
 
         here = dict.fromkeys(gpu.arch for gpu in gpus_here() if gpu.arch in ARCH_NAMES)
     except (ImportError, OSError, RuntimeError):
@@ -141,11 +141,11 @@ def _archs(asked: str) -> tuple[str, ...]:
 
 def families_check(arch_name: str) -> Check:
     """Compiles a kernel of each family of an arch; from the cache the next time."""
-    from plantune.cuda.choice import nvrtc_for
-    from plantune.cuda.toolchain import all_nvrtc
+    from plantune.devices.cuda.choice import nvrtc_for
+    from plantune.devices.cuda.toolchain import all_nvrtc
     from plantune.errors import BuildError
     from plantune.kernels.build import build
-    from plantune.kernels.samples import samples
+    from plantune.measure.kernel_samples import samples
     from plantune.space.search_space import load_search_space
 
     name, space = f"kernels for {arch_name}", load_search_space(arch_name)

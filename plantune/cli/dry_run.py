@@ -8,12 +8,12 @@ from typing import Any
 
 from plantune.cli.console import Console
 from plantune.cli.lookup import database, environment_here
-from plantune.machine import Environment
-from plantune.plan_db.database import PlanDatabase
+from plantune.devices.machine import Environment
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.workload import Workload
 from plantune.report.tables import counted
 from plantune.search.candidates import step_candidates
 from plantune.space.search_space import load_search_space
-from plantune.workload import Workload
 
 
 def show_dry_run(console: Console, place: Path | None, workload: Workload, budget_s: float) -> None:

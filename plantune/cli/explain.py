@@ -12,10 +12,10 @@ import click
 from plantune.cli.console import Console, bold
 from plantune.cli.lookup import Chosen, chosen_plan, database
 from plantune.cli.options import bundled, common_options, example, plan_options
+from plantune.plans.rivals import Rivals
+from plantune.plans.standing import Standing
+from plantune.plans.workload import Workload
 from plantune.report.tables import counted, percent
-from plantune.rivals import Rivals
-from plantune.standing import Standing
-from plantune.workload import Workload
 
 if TYPE_CHECKING:
     from plantune.graph.step import Step

@@ -17,7 +17,7 @@ from plantune.report.tables import counted
 from plantune.space.arch import ARCH_NAMES
 
 if TYPE_CHECKING:
-    from plantune.plan import Plan
+    from plantune.plans.plan import Plan
 
 
 @click.command("export", epilog=example("plantune export plans/cpu.db"))
@@ -37,7 +37,7 @@ def export_command(
     They are the newest complete ones of each problem and environment: parameters and evidence,
     nothing that is executed.
     """
-    from plantune.plan_db.exports import export_plans
+    from plantune.plans.database.exports import export_plans
 
     arch = arch or (file.stem if file.stem in ARCH_NAMES else "cpu")
     with database(place) as opened:
@@ -54,8 +54,8 @@ def import_command(console: Console, place: Path | None, file: Path) -> None:
 
     All of them or none, after every value in it was checked.
     """
-    from plantune.plan_db.database import lies_in_file
-    from plantune.plan_db.exports import import_plans, read_export
+    from plantune.plans.database.exports import import_plans, read_export
+    from plantune.plans.database.plan_database import lies_in_file
 
     if not os.path.lexists(file):
         raise click.BadParameter(f"{file}: is not there", param_hint="'FILE'")

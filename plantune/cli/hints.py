@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from plantune.nearest import hint
+from plantune.base.nearest import hint
 
 DIGITS = re.compile(r"-?[0-9]{1,18}")
 JSON_BEFORE = "plantune.json_before"

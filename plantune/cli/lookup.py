@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from plantune.base.paths import database_path
 from plantune.cli.exit_codes import NoUsableDevice
 from plantune.errors import DamagedDatabase, ForeignPlan, InvalidPlan, NoPlan, UnsupportedDevice
-from plantune.paths import database_path
-from plantune.workload import Workload
+from plantune.plans.workload import Workload
 
 if TYPE_CHECKING:
-    from plantune.machine import Environment
-    from plantune.measure.client import Worker
-    from plantune.plan import Plan
-    from plantune.plan_db.database import PlanDatabase
-    from plantune.plan_db.rows import StoredPlan
-    from plantune.problem import Problem
+    from plantune.devices.machine import Environment
+    from plantune.measure.worker.client import Worker
+    from plantune.plans.database.plan_database import PlanDatabase
+    from plantune.plans.database.rows import StoredPlan
+    from plantune.plans.plan import Plan
+    from plantune.plans.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Chosen:
 
 def database(place: Path | None, *, read_only: bool = True) -> PlanDatabase:
     """The plan database. One that is damaged is set aside, which needs a writer."""
-    from plantune.plan_db.database import PlanDatabase
+    from plantune.plans.database.plan_database import PlanDatabase
 
     try:
         return PlanDatabase.open(place, read_only=read_only)
@@ -87,7 +87,7 @@ def stored_plan(opened: PlanDatabase, id: int) -> StoredPlan:
 
 
 def _by_id(opened: PlanDatabase, workload: Workload, id: int) -> Chosen:
-    from plantune.plan import named_as
+    from plantune.plans.plan import named_as
 
     stored = stored_plan(opened, id)
     match = environment_here(stored.plan.problem.arch).match(stored.environment)
@@ -97,9 +97,9 @@ def _by_id(opened: PlanDatabase, workload: Workload, id: int) -> Chosen:
 
 
 def _by_key(opened: PlanDatabase, workload: Workload) -> Chosen:
-    from plantune.plan import named_as
-    from plantune.plan_db.rows import best
-    from plantune.plan_db.stored import find_stored_plan
+    from plantune.plans.database.rows import best
+    from plantune.plans.database.stored import find_stored_plan
+    from plantune.plans.plan import named_as
 
     problem, here = workload.problem, environment_here(workload.arch)
     stored = opened.find_plan(problem, here)
@@ -126,7 +126,7 @@ def _workload_for(plan: Plan, asked: Workload) -> Workload:
     Raises InvalidPlan if that does not give the plan's graph, or no module is given that could.
     """
     from plantune.models.registry import network_names
-    from plantune.plan import is_for
+    from plantune.plans.plan import is_for
 
     kept = plan.problem
     if asked.factory is None and kept.network not in network_names():
@@ -158,7 +158,7 @@ def environment_here(arch: str) -> Environment:
 
 def require_device(arch: str, what: str) -> None:
     """Raises NoUsableDevice if no processor of `arch` is here."""
-    from plantune.gpus import best_arch, device_for
+    from plantune.devices.gpus import best_arch, device_for
     from plantune.space.arch import load_arch
 
     try:

@@ -13,12 +13,12 @@ from plantune.cli.exports import summary_of
 from plantune.cli.lookup import environment_here
 from plantune.cli.options import FILE, SECONDS, common_options, example
 from plantune.errors import PlantuneError
+from plantune.plans.workload import Workload
 from plantune.report.tables import counted
-from plantune.workload import Workload
 
 if TYPE_CHECKING:
-    from plantune.plan_db.merging import Conflict
-    from plantune.plan_db.rows import Key, StoredPlan
+    from plantune.plans.database.merging import Conflict
+    from plantune.plans.database.rows import Key, StoredPlan
 
 
 @click.command("merge", epilog=example("plantune plans merge team.db anna.db ben.db --race"))
@@ -40,9 +40,9 @@ def merge_command(
     Of different plans for one problem and environment the first FILE's stays, unless they race,
     which only plans that were measured on a machine like this one can.
     """
-    from plantune.paths import database_path
-    from plantune.plan_db.exports import write_export
-    from plantune.plan_db.merging import merged
+    from plantune.base.paths import database_path
+    from plantune.plans.database.exports import write_export
+    from plantune.plans.database.merging import merged
 
     for file in files:
         if not os.path.lexists(file):
@@ -67,7 +67,7 @@ def _raced(conflict: Conflict, budget_s: float) -> StoredPlan | None:
     """The fastest plan here; None, with a note, if they cannot race here."""
     from plantune.cli.lookup import worker_for
     from plantune.measure.timing import Effort
-    from plantune.plan import is_for, named_as
+    from plantune.plans.plan import is_for, named_as
     from plantune.search.ranking import fastest
 
     first = conflict.plans[0].stored

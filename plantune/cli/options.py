@@ -16,15 +16,15 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from plantune.base.nearest import hint
 from plantune.cli.console import STDOUT, Console
 from plantune.cli.hints import JSON_BEFORE, Choice, Whole
 from plantune.cli.stdout import take_stdout
 from plantune.errors import UnknownNetwork
 from plantune.models.factory import is_factory
 from plantune.models.registry import network, network_names
-from plantune.nearest import hint
+from plantune.plans.workload import ELEMENTS_MAX, Workload
 from plantune.space.arch import ARCH_NAMES
-from plantune.workload import ELEMENTS_MAX, Workload
 
 Command = Callable[..., None]
 Decorator = Callable[[Command], Command]

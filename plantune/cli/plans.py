@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from plantune.base.files import require_replaceable, write_whole
 from plantune.cli.console import Console, bold
 from plantune.cli.exports import summary_of
 from plantune.cli.hints import Commands
@@ -16,13 +17,12 @@ from plantune.cli.lookup import database, environment_here, stored_plan
 from plantune.cli.merge import merge_command
 from plantune.cli.options import FILE, ID, ModelName, common_options, example, from_option
 from plantune.errors import InvalidPlan
-from plantune.files import require_replaceable, write_whole
+from plantune.plans.rivals import NO_COMPILED, UNKNOWN, Rivals
+from plantune.plans.standing import PROGRAM, Standing
 from plantune.report.tables import config_text
-from plantune.rivals import NO_COMPILED, UNKNOWN, Rivals
-from plantune.standing import PROGRAM, Standing
 
 if TYPE_CHECKING:
-    from plantune.plan_db.rows import StoredPlan
+    from plantune.plans.database.rows import StoredPlan
 
 TITLES = ["id", "model", "batch", "mode", "dtype", "arch", "ms", "ratio", "of", "here", "status"]
 FROM = "from"
@@ -81,7 +81,7 @@ class Listed:
 
 
 def _of_team(model: str | None, every: bool) -> list[Listed]:
-    from plantune.plan_db.stored import plans_of_team
+    from plantune.plans.database.stored import plans_of_team
 
     by_file: dict[Path, list[StoredPlan]] = {}
     for path, item in plans_of_team():
@@ -94,7 +94,7 @@ def _of_team(model: str | None, every: bool) -> list[Listed]:
 
 
 def _chosen(stored: Iterable[StoredPlan], model: str | None, every: bool) -> list[StoredPlan]:
-    from plantune.plan_db.rows import newest_complete
+    from plantune.plans.database.rows import newest_complete
 
     wanted = [item for item in stored if model in (None, item.plan.problem.network)]
     return wanted if every else list(newest_complete(wanted).values())
@@ -207,7 +207,7 @@ def export_command(console: Console, place: Path | None, id: int, file: Path | N
 
 def _is_plan(content: bytes) -> bool:
     """Whether these bytes are an earlier plan."""
-    from plantune.plan import Plan
+    from plantune.plans.plan import Plan
 
     try:
         Plan.loads(content.decode())

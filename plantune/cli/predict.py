@@ -11,21 +11,21 @@ from typing import Any
 
 import click
 
+from plantune.base.outcome import Rejected
 from plantune.cli.console import STDOUT, Console, bold, note
 from plantune.cli.interrupts import interrupts
 from plantune.cli.lookup import database, to_run
+from plantune.devices.gpus import device_for, later_gpu
+from plantune.devices.machine import Environment, predicted_environment
 from plantune.errors import UnsupportedDevice
-from plantune.gpus import device_for, later_gpu
 from plantune.graph.step import Step
-from plantune.kernels.cuda_family import why_not_portable
+from plantune.kernels.cuda.cuda_family import why_not_portable
 from plantune.kernels.family import Candidate
-from plantune.machine import Environment, predicted_environment
-from plantune.outcome import Rejected
+from plantune.plans.workload import Workload
 from plantune.report.tables import bytes_text, config_text, counted, table, us_text
 from plantune.search.keeping import KeepingDatabase
 from plantune.search.predict import Check, PredictedStep, Prediction, Predictor
 from plantune.space.arch import Arch, load_arch
-from plantune.workload import Workload
 
 REASON_LENGTH = 160
 
@@ -85,7 +85,7 @@ def _checking(arch: Arch) -> Iterator[tuple[Check | None, str]]:
         return
     import torch
 
-    from plantune.measure.client import Worker
+    from plantune.measure.worker.client import Worker
 
     name = torch.cuda.get_device_name(device.place)
     with Worker() as worker:

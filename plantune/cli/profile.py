@@ -11,14 +11,14 @@ import click
 from plantune.cli.console import Console, bold
 from plantune.cli.lookup import Chosen, database, environment_here, plan_to_run, worker_for
 from plantune.cli.options import common_options, example, plan_options
+from plantune.plans.workload import Workload
 from plantune.report.progress import StatusLine, waiting
 from plantune.report.tables import and_more, counted, percent, us_text
-from plantune.workload import Workload
 
 if TYPE_CHECKING:
-    from plantune.measure.client import Worker
-    from plantune.plan import Plan
-    from plantune.plan_db.database import PlanDatabase
+    from plantune.measure.worker.client import Worker
+    from plantune.plans.database.plan_database import PlanDatabase
+    from plantune.plans.plan import Plan
     from plantune.report.layers import LayerTime, StepTime, Timed
 
 STEP_BUDGET_S = 0.1
@@ -85,7 +85,7 @@ def _profile_levels(console: Console, chosen: Chosen) -> None:
 
 
 def _framework_plan(chosen: Chosen) -> Plan:
-    from plantune.default_plans import default_plan
+    from plantune.plans.guess import default_plan
     from plantune.space.search_space import load_search_space
 
     workload = chosen.workload
@@ -94,8 +94,8 @@ def _framework_plan(chosen: Chosen) -> Plan:
 
 def _timed(worker: Worker, stored: PlanDatabase | None, chosen: Chosen, plan: Plan) -> Timed:
     """Each step of a plan with its time, measured here or stored."""
+    from plantune.base.outcome import Measured
     from plantune.measure.timing import Effort
-    from plantune.outcome import Measured
     from plantune.report.layers import MeasuredStep
     from plantune.report.steps import plan_steps
 

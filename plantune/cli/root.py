@@ -14,7 +14,8 @@ from typing import Any
 import click
 
 from plantune import __version__
-from plantune.canonical import words
+from plantune.base.canonical import words
+from plantune.base.storage_urls import VARIABLE, urls_in
 from plantune.cli.console import (
     STDOUT,
     Console,
@@ -29,7 +30,6 @@ from plantune.cli.exit_codes import EXPECTED, FAILED, MEANINGS, USAGE, exit_code
 from plantune.cli.hints import Commands, option_hint
 from plantune.cli.stdout import own_stdout
 from plantune.errors import UnexpectedExit, WorkerDied, WorkerFailed
-from plantune.storage_urls import VARIABLE, urls_in
 
 # In the order of a user's way; each is a module of its own, or one of these.
 COMMANDS = words("doctor search export import plans explain verify bench profile cache")
@@ -164,7 +164,7 @@ def _ended(error: BaseException) -> str:
 
 def _told_by_worker(text: str) -> str:
     """How a worker ended, without the trace that it left; that goes to a file."""
-    from plantune.build_log import keep_log
+    from plantune.base.build_log import keep_log
 
     lines = text.strip().splitlines()
     # Python's last line names the error; other traces end anywhere.

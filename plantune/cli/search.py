@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from plantune.base.warning import warn
 from plantune.cli import options
 from plantune.cli.checks import no_compiler_line
 from plantune.cli.console import Console, note
@@ -20,13 +21,12 @@ from plantune.cli.interrupts import interrupts, undisturbed
 from plantune.cli.lookup import database, require_device
 from plantune.cli.root import BEGAN
 from plantune.errors import NoPlanLeft
+from plantune.plans.workload import Workload
 from plantune.report.progress import ProgressLine
 from plantune.report.tables import machine_text
-from plantune.warning import warn
-from plantune.workload import Workload
 
 if TYPE_CHECKING:
-    from plantune.gpus import Seat
+    from plantune.devices.gpus import Seat
     from plantune.search.keeping import KeepingDatabase
     from plantune.search.results import Progress, Settings
 
@@ -200,7 +200,7 @@ def _say(text: str) -> None:
 
 def _seats(workload: Workload, how: How) -> tuple[Seat, ...]:
     """Where workers measure; none if that was not asked for."""
-    from plantune.gpus import seats_of
+    from plantune.devices.gpus import seats_of
     from plantune.space.arch import load_arch
 
     if how.gpus is None:
@@ -212,8 +212,8 @@ def _seats(workload: Workload, how: How) -> tuple[Seat, ...]:
 
 def _settings(keeping: KeepingDatabase, how: How, seats: tuple[Seat, ...]) -> Settings:
     from plantune.cli.storage import storage_for
-    from plantune.search.rdb import is_shareable
     from plantune.search.results import Patience, Settings
+    from plantune.search.shared.rdb import is_shareable
 
     storage = storage_for(how.storage, keeping.path, how.seed)
     shared = how.storage is not None and storage is not None and is_shareable(storage)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from plantune.cli.console import STDOUT, Console, bold, note
 from plantune.cli.lookup import to_run
-from plantune.machine import Environment
-from plantune.measure.entrants import PLANTUNE
-from plantune.plan import Plan
+from plantune.devices.machine import Environment
+from plantune.measure.racing.entrants import PLANTUNE
+from plantune.plans.plan import Plan
+from plantune.plans.standing import EAGER, Standing
+from plantune.plans.workload import Workload
 from plantune.report.progress import phase_text
 from plantune.report.tables import counted
 from plantune.search.keeping import KeepingDatabase
-from plantune.standing import EAGER, Standing
-from plantune.workload import Workload
 
 if TYPE_CHECKING:
     from plantune.search.results import Result

@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from plantune.base.storage_urls import shown
 from plantune.cli.console import Console, bold, note
 from plantune.report.progress import phase_text
 from plantune.report.tables import counted
-from plantune.storage_urls import shown
 
 if TYPE_CHECKING:
-    from plantune.search.status import Member, Status
+    from plantune.search.shared.status import Member, Status
 
 
 def show_status(console: Console, url: str) -> None:
     """Raises StorageLost if nothing answers, BadParameter for anything but a database's URL."""
     from plantune.cli.storage import required_shareable
-    from plantune.search.rdb import Persistent
     from plantune.search.results import Patience
-    from plantune.search.status import statuses
+    from plantune.search.shared.rdb import Persistent
+    from plantune.search.shared.status import statuses
 
     url = required_shareable(url, "--status")
     found = statuses(url, Persistent(url, 0.0, note), Patience())

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TextIO
 
-from plantune.files import moved_stdout
+from plantune.base.files import moved_stdout
 
 STDOUT, STDERR = 1, 2
 

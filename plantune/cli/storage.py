@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
+from plantune.base.storage_urls import shown, without_secrets
 from plantune.cli.console import note
 from plantune.errors import InvalidDatabase
-from plantune.plan_db.opening import dated
-from plantune.plan_db.recognition import is_in_use, is_own, looked_into, why_no_database
-from plantune.storage_urls import shown, without_secrets
+from plantune.plans.database.opening import dated
+from plantune.plans.database.recognition import is_in_use, is_own, looked_into, why_no_database
 
 # What Python and Optuna say where the driver of a database is not installed.
 NO_DRIVER = ("No module named", "halted; None in sys.modules", "DB access module")
@@ -32,7 +32,7 @@ def storage_for(named: str | None, database: Path | None, seed: int) -> str | No
     another program. The file beside the plan database is set aside if it is damaged and in
     plantune's cache folder: the database has every outcome, so nothing is lost for a search.
     """
-    from plantune.search.rdb import with_driver
+    from plantune.search.shared.rdb import with_driver
     from plantune.search.studies import storage_url
 
     if named is not None:
@@ -77,7 +77,7 @@ def required_shareable(named: str, option: str) -> str:
     """The URL of a database that searches can share; raises BadParameter for any other."""
     import sqlalchemy
 
-    from plantune.search.rdb import NO_URL, is_shareable, with_driver
+    from plantune.search.shared.rdb import NO_URL, is_shareable, with_driver
 
     url = with_driver(named)
     if not is_shareable(url):
@@ -102,7 +102,7 @@ def _file_of(url: str) -> Path | None:
     """The file that SQLite would open for a URL, None if it is in memory or no SQLite's."""
     import sqlalchemy
 
-    from plantune.search.rdb import NO_URL
+    from plantune.search.shared.rdb import NO_URL
 
     try:
         parsed = sqlalchemy.make_url(url)

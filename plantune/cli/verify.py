@@ -14,17 +14,17 @@ from plantune.cli.exit_codes import VerifyFailed
 from plantune.cli.lookup import Chosen, database, environment_here, plan_to_run, worker_for
 from plantune.cli.options import budget_option, common_options, example, plan_options
 from plantune.errors import WrongResult
+from plantune.plans.workload import Workload
 from plantune.report.bench_text import details, headline
 from plantune.report.progress import StatusLine, waiting
 from plantune.report.tables import config_text, counted, us_text
-from plantune.workload import Workload
 
 if TYPE_CHECKING:
+    from plantune.base.outcome import Outcome
     from plantune.graph.step import Step
     from plantune.kernels.family import Candidate
-    from plantune.measure.client import Worker
-    from plantune.measure.race import Race
-    from plantune.outcome import Outcome
+    from plantune.measure.racing.race import Race
+    from plantune.measure.worker.client import Worker
 
 RIGHT, WRONG, UNCHECKED = "right", "wrong", "not checked"
 STEP_BUDGET_S = 0.05
@@ -85,7 +85,7 @@ def _measured(place: Path | None, chosen: Chosen, race: Race) -> int | None:
     """Keeps a plan that was not measured here, or is in a file of others, as one that is from now
     on; gives its new id.
     """
-    from plantune.plan_db.proofs import remember_proof
+    from plantune.plans.database.proofs import remember_proof
     from plantune.search.judgement import judged_alone
 
     here = environment_here(chosen.workload.arch)
@@ -146,7 +146,7 @@ def _summary(rows: list[dict[str, Any]]) -> str:
 
 
 def _row(step: Step, candidate: Candidate, outcome: Outcome) -> dict[str, Any]:
-    from plantune.outcome import Measured
+    from plantune.base.outcome import Measured
     from plantune.report.reasons import TIMING_STAGES, rejected_text
 
     row: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.graph.graph import Graph, Node, output_names
 from plantune.graph.ops import op_named
 from plantune.graph.types import TensorType

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from plantune.base.nearest import hint
+from plantune.base.paths import data_folder
 from plantune.errors import InvalidSearchSpace
 from plantune.graph.graph import Graph, Node
 from plantune.graph.ops import OPS, op_named
@@ -16,8 +18,6 @@ from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.ops.overload import CONCAT, MATMUL, ROLL, SELECT, SOFTMAX, UNBIND
 from plantune.graph.ops.overload_backward import WANTED
 from plantune.graph.step import phase_of
-from plantune.nearest import hint
-from plantune.paths import data_folder
 
 POINTWISE, ACTIVATION, DERIVATIVE = "pointwise", "activation", "activation_grad"
 # Overloads of torch that a path may name, by a word.

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs, canonical, digest
+from plantune.base.canonical import Attrs, canonical, digest
+from plantune.base.jsonable import fields_from_json, fields_to_json
 from plantune.errors import InvalidGraph
 from plantune.graph.ops import op_named
 from plantune.graph.ops.overload_backward import DRAWS
 from plantune.graph.structure import Structure, structure_of
 from plantune.graph.types import DTYPES, TensorType, dtype_name
-from plantune.jsonable import fields_from_json, fields_to_json
 
 T = TypeVar("T")
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plantune.canonical import digest
+from plantune.base.canonical import digest
+from plantune.base.jsonable import fields_to_json
 from plantune.errors import InvalidGraph
 from plantune.graph.graph import Graph, Named, Node, read_exactly
 from plantune.graph.ops import op_named
 from plantune.graph.types import TensorType
-from plantune.jsonable import fields_to_json
 
 PHASES = ("refresh", "forward", "backward")
 

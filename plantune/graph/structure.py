@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from plantune.canonical import digest
+from plantune.base.canonical import digest
 
 if TYPE_CHECKING:
     from plantune.graph.graph import Graph, Node, Pairs

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from plantune.canonical import words
+from plantune.base.canonical import words
 from plantune.errors import InvalidGraph
 
 DTYPES: dict[str, torch.dtype] = {

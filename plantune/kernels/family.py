@@ -17,14 +17,14 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.errors import IllegalCandidate
+from plantune.graph.layouts import HOST_MEMORY
 from plantune.graph.step import Step
 from plantune.kernels.chips import slowdown
-from plantune.kernels.constants import Constant
 from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.patterns.other_step import OtherStep
-from plantune.layouts import HOST_MEMORY
+from plantune.kernels.weights.constants import Constant
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 
@@ -125,7 +125,7 @@ class KernelFamily(ABC, Generic[P]):
     arch_kinds: ClassVar[frozenset[str]]
     # The layout of images where the config names none; None if any will do.
     image_layout: ClassVar[str | None] = None
-    # Whether all that it does in a pass are launches by `plantune.cuda.kernel`.
+    # Whether all that it does in a pass are launches by `plantune.devices.cuda.kernel`.
     launches_kernels: ClassVar[bool] = False
     # Whether it reads a convolution's filters in place if they are channels_last, and only then.
     reads_channels_last: ClassVar[bool] = False

@@ -10,7 +10,7 @@ from collections import Counter
 
 import torch
 
-from plantune.cuda.workspaces import kept_workspaces
+from plantune.devices.cuda.workspaces import kept_workspaces
 from plantune.graph import Node, Step
 from plantune.graph.fusions import Fusion, Item
 from plantune.graph.ops.conv import geometry

@@ -12,17 +12,17 @@ from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from importlib.metadata import entry_points
 
-from plantune.cuda.flags import float32_precisions
+from plantune.base.nearest import hint
+from plantune.base.settings import extra_families
+from plantune.base.warning import warn
+from plantune.devices.cuda.flags import float32_precisions
+from plantune.devices.host import NO_COMPILER
 from plantune.errors import IllegalCandidate, PlantuneError
 from plantune.graph import Step
-from plantune.host import NO_COMPILER
 from plantune.kernels import families
 from plantune.kernels.chips import measured_arch
 from plantune.kernels.family import AnyFamily, Candidate
-from plantune.nearest import hint
-from plantune.settings import extra_families
 from plantune.space import Arch, SearchSpace
-from plantune.warning import warn
 
 ENTRY_POINTS = "plantune.families"
 # How many families' candidates of a step are remembered.

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plantune.cuda.workspaces import kept_workspaces
+from plantune.base.op_mode import OpMode
+from plantune.devices.cuda.workspaces import kept_workspaces
 from plantune.graph import Attrs, Node
 from plantune.graph.ops import op_named
 from plantune.graph.ops.functions import FunctionOp
@@ -22,7 +23,6 @@ from plantune.graph.ops.matmul import operands
 from plantune.graph.ops.overload import OverloadOp
 from plantune.graph.ops.pointwise import along_axis
 from plantune.kernels.family import Values
-from plantune.op_mode import OpMode
 
 RECURRENT = ("aten.lstm.", "aten.gru.", "aten.rnn_")
 

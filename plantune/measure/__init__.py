@@ -1,11 +1,10 @@
 """Measuring candidates: first whether they are right, then how long they take.
 
-- The worker process: `client` asks it, `worker` and `work` answer, by `protocol`; `child`,
-  `reserve`, `builder` and `limits` start it, replace it and keep it in bounds.
-- Proofs: `scenes` and `inputs` make data, which is `kept`; `trial` and `step_alone` run a
+- Proofs: `scenes` and `inputs` make data, `kept` for a while, `trial` and `step_alone` run a
   candidate on it, `numerics` judges.
-- Times: `timing` by the clocks of `watches`, `latency`, `phases`, `roofline`.
-- Whole networks: `programs`, and the race in `race`, `entrants`, `ways`, `subject`,
-  `training_calls`.
-- The machine: `machine_state`, `room`, `threads`, `turns`.
+- Times: `timing` by the clocks of `watches`; `roofline` is the least that a step can take.
+- Whole networks: `programs` and `subject`; `racing` has the race.
+- The machine: `machine_state`, `room`, `threads`, `limits`; `kernel_samples` shows what compiles
+  here.
+- `worker` is the process in which all of it happens.
 """

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from plantune.device import Device
+from plantune.devices.device import Device
 
 # The rest of a processor's memory is for candidates. Of a GPU's they need little, and references of
 # 8,192 images that are not kept are computed again for each of them.

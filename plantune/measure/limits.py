@@ -12,7 +12,8 @@ from typing import TypeVar
 
 import torch
 
-from plantune.device import Device, first_line, is_out_of_memory
+from plantune.base.outcome import Rejected
+from plantune.devices.device import Device, first_line, is_out_of_memory
 from plantune.errors import (
     BuildError,
     CannotJudge,
@@ -21,7 +22,6 @@ from plantune.errors import (
     PlantuneError,
     WrongResult,
 )
-from plantune.outcome import Rejected
 
 T = TypeVar("T")
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h

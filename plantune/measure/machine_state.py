@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from plantune.cuda.nvml import is_slowed, users
+from plantune.devices.cuda.nvml import is_slowed, users
+from plantune.devices.gpus import device_for
 from plantune.errors import UnsupportedDevice
-from plantune.gpus import device_for
 from plantune.space.arch import load_arch
 
 # Others on less than this part of a core, and a host that takes less, disturb little.

@@ -11,9 +11,10 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from plantune.device import Device
-from plantune.distance import Distance
-from plantune.gpus import device_for
+from plantune.base.distance import Distance
+from plantune.base.tolerances import tolerance
+from plantune.devices.device import Device
+from plantune.devices.gpus import device_for
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate, Values
 from plantune.kernels.registry import family_named, refuse_illegal
@@ -21,7 +22,6 @@ from plantune.measure.scenes import LARGE, Errors, Masks, Poison, Scene, Scenes,
 from plantune.measure.threads import threads, threads_of_proof
 from plantune.measure.trial import NANS, NUMBERS, Trial
 from plantune.space.search_space import SearchSpace
-from plantune.tolerances import tolerance
 
 # Makes the results of PyTorch's own kernels for one output.
 Own = Callable[[], Iterator[Tensor]]

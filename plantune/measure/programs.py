@@ -11,21 +11,21 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from plantune.device import CPU, Call, Device, framework_alone
-from plantune.gpus import device_for
+from plantune.base.outcome import Rejected
+from plantune.devices.device import CPU, Call, Device, framework_alone
+from plantune.devices.gpus import device_for
 from plantune.graph import Graph, Step
+from plantune.graph.layouts import in_layout
 from plantune.kernels.family import Values
-from plantune.layouts import in_layout
 from plantune.measure.inputs import draw_inputs
 from plantune.measure.limits import attempted, rejection
 from plantune.measure.timing import Effort, Timing, time_interleaved
 from plantune.measure.watches import HOST, call_watch, kernel_watch
-from plantune.outcome import Rejected
-from plantune.plan import Plan, check_plan
-from plantune.runtime.captured import CapturedProgram, program_on
-from plantune.runtime.cases import evaluated
-from plantune.runtime.program import Program
-from plantune.runtime.schedule import make_schedule
+from plantune.plans.plan import Plan, check_plan
+from plantune.runtime.captured.captured_program import CapturedProgram, program_on
+from plantune.runtime.program.program import Program
+from plantune.runtime.program.schedule import make_schedule
+from plantune.runtime.proof.cases import evaluated
 from plantune.space.arch import load_arch
 from plantune.space.search_space import SearchSpace, load_search_space
 

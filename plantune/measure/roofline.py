@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from plantune.device import Device
+from plantune.devices.device import Device
 from plantune.graph.step import Step
 from plantune.graph.types import DTYPES
 from plantune.kernels.family import Candidate

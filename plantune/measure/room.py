@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from plantune.device import Device
+from plantune.devices.device import Device
+from plantune.devices.gpus import device_for
 from plantune.errors import NotEnoughMemory
-from plantune.gpus import device_for
 from plantune.graph.graph import Graph
-from plantune.problem import Problem
+from plantune.plans.problem import Problem
 from plantune.space.arch import load_arch
 
 # The copies of weights in a race: the module, the plan's and those of the ways that run beside it.

@@ -18,22 +18,22 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from plantune.canonical import digest
-from plantune.cuda.flags import flags, references_in_float32
-from plantune.device import Device, framework_alone
-from plantune.distance import Exact
-from plantune.generators import numbers_of
+from plantune.base.canonical import digest
+from plantune.base.distance import Exact
+from plantune.base.generators import numbers_of
+from plantune.base.tolerances import AGAIN
+from plantune.devices.cuda.flags import flags, references_in_float32
+from plantune.devices.device import Device, framework_alone
+from plantune.graph.layouts import MEMORY_FORMATS, strictly_in_layout
 from plantune.graph.ops import op_named
 from plantune.graph.ops.overload import OverloadOp
 from plantune.graph.ops.overload_backward import OverloadBackward
 from plantune.graph.step import Step
 from plantune.kernels.family import Values
-from plantune.layouts import MEMORY_FORMATS, strictly_in_layout
 from plantune.measure.inputs import domain_of, draw_inputs
 from plantune.measure.kept import Kept, T, room_on
 from plantune.measure.threads import threads, threads_of_proof
-from plantune.products import SomeImagesAtOnce, small_images_at_once
-from plantune.tolerances import AGAIN
+from plantune.runtime.proof.products import SomeImagesAtOnce, small_images_at_once
 
 # Steps with more arithmetic than this have a reference in fp32 on a GPU.
 MOST_EXACT_FLOPS = 5e10

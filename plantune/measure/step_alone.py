@@ -8,17 +8,17 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from plantune.device import Call, Device
-from plantune.gpus import device_for
+from plantune.devices.device import Call, Device
+from plantune.devices.gpus import device_for
+from plantune.devices.machine import arch_of
+from plantune.graph.layouts import view_bytes
 from plantune.graph.step import Step
 from plantune.kernels.build import build
 from plantune.kernels.family import Candidate, Values
-from plantune.kernels.preparation import Preparation
-from plantune.layouts import view_bytes
-from plantune.machine import arch_of
+from plantune.kernels.weights.preparation import Preparation
 from plantune.measure.inputs import draw_inputs
-from plantune.runtime.binding import bind, fresh, made_for
-from plantune.runtime.schedule import Launch
+from plantune.runtime.program.binding import bind, fresh, made_for
+from plantune.runtime.program.schedule import Launch
 from plantune.space.arch import Arch, load_arch
 
 # A replayed graph takes some 2 us to start; one this long hides it.

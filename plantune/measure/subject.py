@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from plantune.graph import Attrs, Graph, TensorType
-from plantune.graph.arguments import Arguments
-from plantune.graph.extract import extract
 from plantune.graph.ops.overload import DTYPE, OverloadOp, overload_op
-from plantune.graph.tape import OwnPass, Tape, TapeCall, unpacked
+from plantune.graph.tracing.arguments import Arguments
+from plantune.graph.tracing.extract import extract
+from plantune.graph.tracing.tape import OwnPass, Tape, TapeCall, unpacked
 from plantune.graph.types import dtype_name
-from plantune.problem import Problem
-from plantune.runtime.draws import drawn_inputs
-from plantune.workload import Workload
+from plantune.plans.problem import Problem
+from plantune.plans.workload import Workload
+from plantune.runtime.proof.draws import drawn_inputs
 
 
 def rebuilt(tape: Tape, device: torch.device, floats: torch.dtype | None = None) -> nn.Module:

@@ -15,10 +15,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from plantune.cuda.capture import no_collection
-from plantune.device import Call
+from plantune.devices.cuda.capture import no_collection
+from plantune.devices.device import Call
 from plantune.measure.watches import HOST, Sample, Watch
-from plantune.verdict import Interval
+from plantune.plans.verdict import Interval
 
 LEAST_SAMPLES = 5
 # A budget has room for about so many.

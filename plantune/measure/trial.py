@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from plantune.device import Call, Device, first_line
+from plantune.devices.device import Call, Device, first_line
+from plantune.devices.gpus import device_for
 from plantune.errors import CaptureError, CudaError, WrongResult
-from plantune.gpus import device_for
+from plantune.graph.layouts import MEMORY_FORMATS, strictly_in_layout
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate, Values
-from plantune.layouts import MEMORY_FORMATS, strictly_in_layout
 from plantune.measure.scenes import same_numbers
 from plantune.measure.step_alone import StepAlone
 from plantune.measure.threads import threads

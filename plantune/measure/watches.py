@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import torch
 
-from plantune.cuda.nvml import is_slowed, sm_clock_mhz
-from plantune.device import Call, Device
+from plantune.devices.cuda.nvml import is_slowed, sm_clock_mhz
+from plantune.devices.device import Call, Device
 
 # The clock takes some 0.05 us; a batch is so long that this is nothing.
 LEAST_BATCH_S = 200e-6

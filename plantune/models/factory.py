@@ -12,8 +12,8 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from plantune.base.nearest import hint
 from plantune.errors import InvalidNetwork, UnknownNetwork
-from plantune.nearest import hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from plantune.models.gru_translate import OPERATOR, TOP_OPERATOR
+from plantune.graph.operators.gru_translate import OPERATOR, TOP_OPERATOR
 
 BEGIN, END = 0, 1  # what a translation begins after and ends with, among the target words
 MAX_STEPS = 25

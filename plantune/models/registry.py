@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
+from plantune.base.nearest import did_you_mean
 from plantune.errors import UnknownNetwork
-from plantune.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn

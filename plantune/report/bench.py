@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from plantune.measure.entrants import PLANTUNE
-from plantune.measure.race import FRESH, OURS, SAME, best_of
+from plantune.measure.racing.entrants import PLANTUNE
+from plantune.measure.racing.race import FRESH, OURS, SAME, best_of
+from plantune.measure.racing.ways import LIVE
 from plantune.measure.timing import ratio_interval
-from plantune.measure.ways import LIVE
 
 if TYPE_CHECKING:
-    from plantune.machine import Environment
+    from plantune.devices.machine import Environment
     from plantune.measure.machine_state import State
-    from plantune.measure.race import Detail, Race
+    from plantune.measure.racing.race import Detail, Race
     from plantune.measure.timing import Timing
-    from plantune.verdict import Interval
+    from plantune.plans.verdict import Interval
 
 # Samples kept per way and kind of timing, spread evenly over the run.
 SAMPLES_KEPT = 60

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from plantune.plans.rivals import has_compiled
+from plantune.plans.standing import EAGER, Standing
 from plantune.report.tables import counted, table
-from plantune.rivals import has_compiled
-from plantune.standing import EAGER, Standing
 
 if TYPE_CHECKING:
-    from plantune.measure.race import Race
+    from plantune.measure.racing.race import Race
 
 NOISY = "~"
 NOISE = f"{NOISY} noisy: the quartiles are far apart, or other work ran on these cores"
@@ -26,7 +26,7 @@ INPUTS = {"same": "the same input in each call", "fresh": "{} inputs in turns"}
 
 def standing_of(race: Race, runner: str) -> Standing:
     """How the plan compared in this race; `runner` is who runs it, in the race too."""
-    from plantune.measure.entrants import PLANTUNE
+    from plantune.measure.racing.entrants import PLANTUNE
     from plantune.measure.timing import in_common, ratio_interval
 
     ours, eager = race.timings.get(PLANTUNE), race.timings.get(EAGER)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from plantune.base.outcome import Measured, Outcome, Rejected
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.outcome import Measured, Outcome, Rejected
 
 Trials = Mapping[Candidate, Outcome]
 # A part of the plan's step; the step with whole neighbours; one that also splits a neighbour.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from plantune.report.tables import and_more, config_text, table
 
 if TYPE_CHECKING:
-    from plantune.plan import Plan
-    from plantune.plan_db.rows import StoredPlan
+    from plantune.plans.database.rows import StoredPlan
+    from plantune.plans.plan import Plan
 
 Steps = Mapping[tuple[str, ...], str]  # what runs each, by the nodes that it covers
 

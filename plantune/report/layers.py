@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from plantune.base.outcome import Measured, Outcome, Rejected
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.outcome import Measured, Outcome, Rejected
 from plantune.report.reasons import rejected_text
 from plantune.report.tables import config_text
 

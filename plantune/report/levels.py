@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plantune.default_plans import COMPILED, default_plan, hand_plan
+from plantune.base.outcome import Rejected
 from plantune.graph.fusions import Fusion, parse_item
 from plantune.graph.graph import Graph
 from plantune.measure.programs import PassCost
-from plantune.outcome import Rejected
-from plantune.plan import Plan
+from plantune.plans.guess import COMPILED, default_plan, hand_plan
+from plantune.plans.plan import Plan
+from plantune.plans.workload import Workload
 from plantune.report.tables import table, us_text
 from plantune.space.search_space import load_search_space
-from plantune.workload import Workload
 
 NORM = ("mul.scalar|mul_channel?", "add.scalar|add_channel?")
 # What a convolution may take along, level by level.

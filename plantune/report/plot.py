@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plantune.files import require_replaceable, write_whole
+from plantune.base.files import require_replaceable, write_whole
 from plantune.report.bench_text import NOISY, Unit, by_time, unit_of
 from plantune.report.tables import machine_text
 

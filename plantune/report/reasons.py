@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from plantune.outcome import Rejected
+from plantune.base.outcome import Rejected
 
 # By the stage at which it was rejected.
 WHAT = {

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from plantune.base.outcome import Measured
+from plantune.devices.gpus import device_for
 from plantune.errors import UnsupportedDevice
-from plantune.gpus import device_for
 from plantune.graph import Graph, Step
 from plantune.kernels.family import Candidate
 from plantune.measure import roofline
-from plantune.outcome import Measured
-from plantune.plan import Plan, pass_steps
+from plantune.plans.plan import Plan, pass_steps
+from plantune.plans.step_times import StepTimes
 from plantune.report.covers import OtherCover, Trials, measured_of, trials_json
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
-from plantune.step_times import StepTimes
 
 
 @dataclass(frozen=True)

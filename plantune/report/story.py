@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from plantune.base.outcome import Measured, Outcome, Rejected
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.outcome import Measured, Outcome, Rejected
 from plantune.report import covers
 from plantune.report.reasons import counts_text, rejected_text
 from plantune.report.steps import StepStory

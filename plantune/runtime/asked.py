@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from plantune.given import require_kind, require_value, require_whole, shown
+from plantune.base.given import require_kind, require_value, require_whole, shown
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

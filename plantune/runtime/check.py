@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plantune.distance import Distance, Exact
+from plantune.base.distance import Distance, Exact
+from plantune.base.tolerances import AGAIN, tolerance
 from plantune.errors import CannotJudge, WrongResult
 from plantune.graph.nested import mapped, tensors_in
-from plantune.runtime.cases import MOST_OWN_ERROR
-from plantune.runtime.copies import copied
-from plantune.runtime.framework import LastCall
+from plantune.runtime.calls.framework import LastCall
 from plantune.runtime.module import TunedModule
-from plantune.runtime.roundings import eager_again
-from plantune.tolerances import AGAIN, tolerance
+from plantune.runtime.proof.cases import MOST_OWN_ERROR
+from plantune.runtime.proof.roundings import eager_again
+from plantune.runtime.watched.copies import copied
 
 
 @dataclass(frozen=True)

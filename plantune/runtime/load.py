@@ -12,24 +12,24 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
+from plantune.base.given import require_flag, require_kind, shown
+from plantune.base.warning import warn
+from plantune.devices.machine import why_no_plans
 from plantune.errors import PlantuneWarning, UnsupportedModule
-from plantune.given import require_flag, require_kind, shown
-from plantune.graph.arguments import Arguments
 from plantune.graph.nested import leaves, tensors_in
+from plantune.graph.tracing.arguments import Arguments
 from plantune.graph.types import TensorType, dtype_name
-from plantune.machine import why_no_plans
 from plantune.models.computing import computing_in
 from plantune.models.registry import network
-from plantune.plan import Plan
-from plantune.plan_db.plan_file import PlanFile, read_plan_file
+from plantune.plans.database.plan_file import PlanFile, read_plan_file
+from plantune.plans.plan import Plan
 from plantune.runtime.asked import device_named, refuse_other_settings, refuse_tensors
-from plantune.runtime.copies import copied, shared_state
-from plantune.runtime.mirror import Mirror
-from plantune.runtime.modes import heeds_training
+from plantune.runtime.calls.padding import Padding
 from plantune.runtime.module import TunedModule
-from plantune.runtime.padding import Padding
 from plantune.runtime.sharing import SharingModule
-from plantune.warning import warn
+from plantune.runtime.watched.copies import copied, shared_state
+from plantune.runtime.watched.mirror import Mirror
+from plantune.runtime.watched.modes import heeds_training
 
 
 class TrainingMode(PlantuneWarning):

@@ -10,25 +10,25 @@ import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
+from plantune.base.given import require_flag, require_one_of
 from plantune.errors import UnsupportedModule
-from plantune.given import require_flag, require_one_of
-from plantune.graph.arguments import Arguments
-from plantune.graph.extract import lines_of
-from plantune.layouts import HOST_MEMORY
-from plantune.plan import Plan
-from plantune.plan_db.plan_file import PlanFile
-from plantune.problem import MODES
-from plantune.runtime.calls import Calls, Stats
-from plantune.runtime.copies import rebind
-from plantune.runtime.form import OF_ALL_MODULES
-from plantune.runtime.framework import LastCall, Options, UnplannedCall, transform_of
-from plantune.runtime.padding import Padding
-from plantune.runtime.plain_calls import MISSED
-from plantune.runtime.runners import Runner
-from plantune.runtime.signatures import bare, class_for, plain
-from plantune.runtime.stands_in import StandsIn
-from plantune.runtime.stock import Stock
+from plantune.graph.layouts import HOST_MEMORY
+from plantune.graph.tracing.arguments import Arguments
+from plantune.graph.tracing.extract import lines_of
+from plantune.plans.database.plan_file import PlanFile
+from plantune.plans.plan import Plan
+from plantune.plans.problem import MODES
+from plantune.runtime.calls.calls import Calls, Stats
+from plantune.runtime.calls.framework import LastCall, Options, UnplannedCall, transform_of
+from plantune.runtime.calls.padding import Padding
+from plantune.runtime.calls.plain_calls import MISSED
+from plantune.runtime.calls.runners import Runner
+from plantune.runtime.captured.stock import Stock
 from plantune.runtime.summary import Summary, runs_of, summary_of
+from plantune.runtime.watched.copies import rebind
+from plantune.runtime.watched.form import OF_ALL_MODULES
+from plantune.runtime.watched.signatures import bare, class_for, plain
+from plantune.runtime.watched.stands_in import StandsIn
 
 __all__ = ["FALLBACKS", "TunedModule", "UnplannedCall"]
 

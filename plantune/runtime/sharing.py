@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from plantune.graph.arguments import Arguments
-from plantune.runtime.mirror import Mirror
+from plantune.graph.tracing.arguments import Arguments
+from plantune.runtime.captured.stock import Stock
 from plantune.runtime.module import TunedModule
-from plantune.runtime.stock import Stock
+from plantune.runtime.watched.mirror import Mirror
 
 # What nn.Module reads of its own tables, without asking for an attribute.
 READ = ("named_modules", "named_children", "__repr__")

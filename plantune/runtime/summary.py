@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from plantune.graph.graph import Graph
 from plantune.graph.ops import OPS
-from plantune.plan import PROGRAM, Plan
-from plantune.runtime.planned import Planned
-from plantune.standing import Standing
+from plantune.plans.plan import PROGRAM, Plan
+from plantune.plans.standing import Standing
+from plantune.runtime.calls.planned import Planned
 
 FRAMEWORK, VIEW = "framework", "view"
 # How a call that the plan's own program ran is called.

@@ -9,11 +9,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 
+from plantune.devices.host import cxx_compiler
 from plantune.errors import BuildError, PlantuneError
-from plantune.host import cxx_compiler
 from plantune.kernels.registry import family_named
-from plantune.measure.builder import Builder
-from plantune.measure.client import Worker
+from plantune.measure.worker.builder import Builder
+from plantune.measure.worker.client import Worker
 from plantune.search.candidates import LONG_BUILD_S, Key, StepCandidate
 from plantune.space.arch import Arch
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from plantune.canonical import digest
+from plantune.base.canonical import digest
 from plantune.graph import Graph, Node, Step
 from plantune.graph.fusions import all_fusions
 from plantune.graph.graph import Named
@@ -15,7 +15,7 @@ from plantune.graph.partition import alternatives
 from plantune.kernels.family import Candidate
 from plantune.kernels.one_call import is_one_call
 from plantune.kernels.registry import candidates, estimate_us, family_named
-from plantune.plan import Plan, pass_steps
+from plantune.plans.plan import Plan, pass_steps
 from plantune.space import Arch, SearchSpace
 
 FRAMEWORK, VIEW = "framework", "view"

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from plantune.base.outcome import Measured, Outcome
 from plantune.kernels.family import Candidate
-from plantune.outcome import Measured, Outcome
 from plantune.search.candidates import Cluster, Key, StepCandidate
 from plantune.search.costs import Costs
 from plantune.search.queue import Queue

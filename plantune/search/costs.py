@@ -6,9 +6,9 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 
+from plantune.base.outcome import Measured, Outcome, is_noisy
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.outcome import Measured, Outcome, is_noisy
 from plantune.search.candidates import VIEW, Cluster, Key, StepCandidate, heaviest_node
 from plantune.search.results import StepsSum
 

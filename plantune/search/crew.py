@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from plantune.base.outcome import Outcome
+from plantune.base.warning import warn
 from plantune.errors import UnsupportedDevice, WorkerDied
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.outcome import Outcome
 from plantune.search.candidates import Key, StepCandidate
-from plantune.warning import warn
 
 # After these errors a seat is lost, and another one measures its candidates.
 LOST = (UnsupportedDevice, WorkerDied)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from plantune.graph import Graph
-from plantune.plan import Plan
+from plantune.plans.plan import Plan
 from plantune.search.candidates import StepCandidate, candidates_of
 from plantune.search.costs import Costs
 from plantune.search.cover import CONVERSION_COSTS, ConversionCost, Cover, best_covers

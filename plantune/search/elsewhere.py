@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+from plantune.base.warning import warn
 from plantune.errors import OutOfTime, PlantuneError, UnsupportedDevice
-from plantune.measure.client import Worker
 from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort
-from plantune.plan import Plan
+from plantune.measure.worker.client import Worker
+from plantune.plans.plan import Plan
 from plantune.search.budget import Budget
-from plantune.warning import warn
 
 # The time that must be left for a baseline of torch.compile to join the race; others always join.
 COMPILING_S = {"compile-default": 25.0, "compile-reduce-overhead": 25.0}

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from plantune.default_plans import default_plan
+from plantune.base.warning import warn
+from plantune.devices.machine import Environment
 from plantune.errors import CannotJudge, InvalidPlan, NoViableCandidate
 from plantune.graph import Graph
-from plantune.machine import Environment
-from plantune.plan import EAGER, Plan, named_as
-from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.opening import now_text
-from plantune.plan_db.rows import COMPLETE, Found, StoredPlan
-from plantune.plan_db.validation import check_stored_plan
-from plantune.problem import Problem
+from plantune.plans.database.opening import now_text
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.database.rows import COMPLETE, Found, StoredPlan
+from plantune.plans.database.validation import check_stored_plan
+from plantune.plans.guess import default_plan
+from plantune.plans.plan import EAGER, Plan, named_as
+from plantune.plans.problem import Problem
 from plantune.search.known import plan_in_use, plan_without_search
 from plantune.search.phases import FAILURES, Failed
 from plantune.search.ranking import choose_alike
 from plantune.space.search_space import SearchSpace
-from plantune.warning import warn
 
 # After these no plan is left: all failed, or the framework gives nothing to compare one with.
 NOTHING_LEFT = (CannotJudge, NoViableCandidate)

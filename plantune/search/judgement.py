@@ -6,19 +6,19 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from plantune import rivals
-from plantune.canonical import Attrs
-from plantune.default_plans import default_plan
+from plantune.base.canonical import Attrs
 from plantune.graph import Graph
-from plantune.measure.entrants import PLANTUNE
 from plantune.measure.machine_state import State
-from plantune.measure.race import OURS, Race
+from plantune.measure.racing.entrants import PLANTUNE
+from plantune.measure.racing.race import OURS, Race
 from plantune.measure.timing import Timing, in_common, joined, ratio_interval
-from plantune.plan import EAGER, FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM, Plan
+from plantune.plans import rivals
+from plantune.plans.guess import default_plan
+from plantune.plans.plan import EAGER, FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM, Plan
+from plantune.plans.standing import CAPTURED, EAGER_RATIO, UNBEATEN, UNBEATEN_RATIO, ratio_evidence
+from plantune.plans.verdict import FASTER, SLOWER, Interval
 from plantune.search.results import StepsSum
 from plantune.space import SearchSpace
-from plantune.standing import CAPTURED, EAGER_RATIO, UNBEATEN, UNBEATEN_RATIO, ratio_evidence
-from plantune.verdict import FASTER, SLOWER, Interval
 
 # The usual factor, either way, between a whole pass and the sum of its steps.
 USUAL_FACTOR = 1.5

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from plantune.base.outcome import Outcome
+from plantune.devices.machine import Environment
 from plantune.errors import DatabaseUnavailable
 from plantune.kernels.family import Candidate
-from plantune.machine import Environment
-from plantune.outcome import Outcome
-from plantune.plan import Plan
-from plantune.plan_db.database import PlanDatabase, lies_in_file
-from plantune.plan_db.leases import Lease
-from plantune.plan_db.rows import Found, StoredPlan
-from plantune.problem import Problem
+from plantune.plans.database.leases import Lease
+from plantune.plans.database.plan_database import PlanDatabase, lies_in_file
+from plantune.plans.database.rows import Found, StoredPlan
+from plantune.plans.plan import Plan
+from plantune.plans.problem import Problem
 
 T = TypeVar("T")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from plantune.base.outcome import Outcome
 from plantune.graph import Graph, Step
 from plantune.kernels.family import Candidate
-from plantune.outcome import Outcome
-from plantune.plan import Plan, pass_steps
+from plantune.plans.plan import Plan, pass_steps
+from plantune.plans.step_times import StepTimes
 from plantune.search.costs import times_us
 from plantune.space.search_space import SearchSpace
-from plantune.step_times import StepTimes
 
 Outcomes = Mapping[tuple[str, Candidate], Outcome]
 

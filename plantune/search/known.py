@@ -7,19 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from plantune.default_plans import default_plan, guessed_plan
+from plantune.base.paths import data_folder
+from plantune.devices.machine import Environment
 from plantune.errors import DatabaseUnavailable, PlantuneError
 from plantune.graph import Attrs, Graph, Step
 from plantune.graph.partition import one_by_one, partition_into
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us
-from plantune.machine import Environment
-from plantune.paths import data_folder
-from plantune.plan import EAGER, Choice, Plan, check_plan, is_for, named_as
-from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.rows import COMPLETE, Found, StoredPlan
-from plantune.plan_db.stored import find_stored_plan, plans_of_team, stored_plans_in
-from plantune.problem import Problem
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.database.rows import COMPLETE, Found, StoredPlan
+from plantune.plans.database.stored import find_stored_plan, plans_of_team, stored_plans_in
+from plantune.plans.guess import default_plan, guessed_plan
+from plantune.plans.plan import EAGER, Choice, Plan, check_plan, is_for, named_as
+from plantune.plans.problem import Problem
 from plantune.search.candidates import FRAMEWORK, VIEW
 from plantune.search.ranking import distinct, fallback
 from plantune.space import SearchSpace

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from plantune.base.outcome import Measured, Outcome
 from plantune.measure.machine_state import SLOW, Machine, State
-from plantune.outcome import Measured, Outcome
 from plantune.search.budget import Budget
 
 # How old a reading of the machine's speed may be, and how long to wait for a better one.

@@ -6,14 +6,14 @@ import math
 from dataclasses import replace
 from typing import Protocol
 
+from plantune.base.outcome import Measured, Outcome, is_noisy
+from plantune.devices.machine import Environment
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.machine import Environment
-from plantune.measure.client import Worker
 from plantune.measure.machine_state import Machine
 from plantune.measure.timing import Effort
-from plantune.outcome import Measured, Outcome, is_noisy
-from plantune.plan_db.database import PlanDatabase
+from plantune.measure.worker.client import Worker
+from plantune.plans.database.plan_database import PlanDatabase
 from plantune.search.budget import Budget
 from plantune.search.machine_log import SlowPhases
 from plantune.space.arch import load_arch

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from plantune.base.outcome import Rejected
+from plantune.base.warning import warn
 from plantune.errors import (
     BuildError,
     CannotJudge,
@@ -16,16 +18,15 @@ from plantune.errors import (
     WrongResult,
 )
 from plantune.graph.graph import Graph
-from plantune.graph.tape import Tape
-from plantune.measure.client import Worker
+from plantune.graph.tracing.tape import Tape
 from plantune.measure.machine_state import State
-from plantune.measure.race import Race
+from plantune.measure.racing.race import Race
+from plantune.measure.racing.ways import baselines_for
 from plantune.measure.subject import Raced
 from plantune.measure.timing import LEAST_SAMPLES, Effort, Timing
-from plantune.measure.ways import baselines_for
-from plantune.outcome import Rejected
-from plantune.plan import Plan
-from plantune.problem import Problem
+from plantune.measure.worker.client import Worker
+from plantune.plans.plan import Plan
+from plantune.plans.problem import Problem
 from plantune.search import ranking
 from plantune.search.budget import Budget
 from plantune.search.elsewhere import (
@@ -40,7 +41,6 @@ from plantune.search.results import Report, Settings
 from plantune.search.step_search import StepSearch
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
-from plantune.warning import warn
 
 SWAPS_AT_ONCE = 7
 REFINING_S = 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plantune.default_plans import COMPILED
+from plantune.plans.guess import COMPILED
 
 # Estimates are multiplied by these, one after the other: first what looks best is measured, then
 # what would have to be better than it looks.

@@ -16,18 +16,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import starmap
 
-from plantune.cuda.build import Binary
+from plantune.base.outcome import Rejected
+from plantune.devices.cuda.build import Binary
 from plantune.errors import BuildError, NoViableCandidate
 from plantune.graph import Attrs, Graph, Step
 from plantune.kernels.build import build
 from plantune.kernels.chips import measured_chip
-from plantune.kernels.cuda_family import CudaFamily, block_shared_bytes
+from plantune.kernels.cuda.cuda_family import CudaFamily, block_shared_bytes
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
 from plantune.measure.limits import REASON_LENGTH
-from plantune.outcome import Rejected
-from plantune.plan import Plan, pass_steps
-from plantune.problem import Problem
+from plantune.plans.plan import Plan, pass_steps
+from plantune.plans.problem import Problem
 from plantune.search.candidates import Key, StepCandidate, step_candidates
 from plantune.search.costs import Costs
 from plantune.search.cover import CONVERSION_COSTS, ConversionCost, Cover, best_covers

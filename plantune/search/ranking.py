@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import replace
 from functools import reduce
 
-from plantune.default_plans import FALLBACK, default_plan
+from plantune.base.outcome import Measured, Outcome, Rejected
 from plantune.errors import IllegalCandidate
 from plantune.graph import Graph, Step
 from plantune.graph.partition import partition_into
@@ -15,10 +15,10 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, family_named
 from plantune.measure import timing as timings_of
 from plantune.measure.timing import Timing, in_common, joined, ratio_interval
-from plantune.outcome import Measured, Outcome, Rejected
-from plantune.plan import Choice, Plan, check_plan, pass_steps
-from plantune.runtime.branches import branches_of
-from plantune.runtime.schedule import make_schedule
+from plantune.plans.guess import FALLBACK, default_plan
+from plantune.plans.plan import Choice, Plan, check_plan, pass_steps
+from plantune.runtime.program.branches import branches_of
+from plantune.runtime.program.schedule import make_schedule
 from plantune.search.builds import built_as
 from plantune.search.candidates import FRAMEWORK, VIEW, Key, candidates_of
 from plantune.search.costs import times_us

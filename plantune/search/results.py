@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from plantune.gpus import Seat
-from plantune.measure.race import Race
-from plantune.plan import Plan
-from plantune.plan_db.rows import Found
+from plantune.devices.gpus import Seat
+from plantune.measure.racing.race import Race
+from plantune.plans.database.rows import Found
+from plantune.plans.plan import Plan
 
 # How many heartbeats a search may miss, and for how many a database may be unreachable.
 SILENT, GONE = 6, 6

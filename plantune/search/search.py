@@ -7,23 +7,22 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
-from plantune.cuda.capture import no_collection
-from plantune.default_plans import framework_plans, guessed_plan, hand_plan
+from plantune.devices.cuda.capture import no_collection
+from plantune.devices.machine import Environment
 from plantune.errors import MeasureTimeout, OutOfTime, WorkerDied
 from plantune.graph import Attrs, Graph
-from plantune.graph.tape import Tape
-from plantune.machine import Environment
-from plantune.measure.client import Worker
+from plantune.graph.tracing.tape import Tape
 from plantune.measure.machine_state import gpu_watcher, machine_for
-from plantune.measure.race import Race
+from plantune.measure.racing.race import Race
 from plantune.measure.subject import Raced
-from plantune.plan import Plan, check_plan
-from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.rows import Found
-from plantune.problem import Problem
+from plantune.measure.worker.client import Worker
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.database.rows import Found
+from plantune.plans.guess import framework_plans, guessed_plan, hand_plan
+from plantune.plans.plan import Plan, check_plan
+from plantune.plans.problem import Problem
 from plantune.search import policy
 from plantune.search.beginning import Beginning, begun, quick_kernels
-from plantune.search.board import Board
 from plantune.search.budget import CALLS_IN_A_RACE, Budget
 from plantune.search.builds import Builds, builds_for
 from plantune.search.cover import Cover
@@ -31,7 +30,6 @@ from plantune.search.crew import Crew
 from plantune.search.dearer import without_dearer
 from plantune.search.elsewhere import prove_elsewhere, start_all
 from plantune.search.endings import NOTHING_LEFT, REFUTED, Endings, why_needless
-from plantune.search.joint import plan_of_others
 from plantune.search.judgement import (
     Duels,
     duels_of,
@@ -55,6 +53,8 @@ from plantune.search.phases import (
 )
 from plantune.search.ranking import affordable, choose_alike, distinct, is_deterministic, plan_of
 from plantune.search.results import Report, Result, Settings, silent
+from plantune.search.shared.board import Board
+from plantune.search.shared.joint import plan_of_others
 from plantune.search.step_search import StepSearch
 from plantune.search.studies import Studies
 from plantune.space.search_space import load_search_space

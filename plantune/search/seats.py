@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from plantune.devices.gpus import Seat, best_arch, device_for
+from plantune.devices.machine import Environment, environment_of
 from plantune.errors import UnlikeGpus, UnsupportedDevice
-from plantune.gpus import Seat, best_arch, device_for
-from plantune.machine import Environment, environment_of
 from plantune.space.arch import load_arch
 
 

@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from plantune.devices.gpus import Seat
+from plantune.devices.machine import Environment
 from plantune.errors import (
     Busy,
     DatabaseUnavailable,
@@ -19,22 +21,20 @@ from plantune.errors import (
     WorkerDied,
     WorkerFailed,
 )
-from plantune.gpus import Seat
 from plantune.graph.graph import Graph
-from plantune.graph.tape import Tape
-from plantune.machine import Environment
-from plantune.measure import client
+from plantune.graph.tracing.tape import Tape
 from plantune.measure.room import require_room
-from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.proofs import remember_proof
-from plantune.problem import Problem
-from plantune.search.board import Board
-from plantune.search.joint import joined
+from plantune.measure.worker import client
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.database.proofs import remember_proof
+from plantune.plans.problem import Problem
 from plantune.search.results import Progress, Report, Result, Settings, silent
 from plantune.search.search import Search
+from plantune.search.shared.board import Board
+from plantune.search.shared.joint import joined
 
 if TYPE_CHECKING:
-    from plantune.plan_db.leases import Lease
+    from plantune.plans.database.leases import Lease
 
 BEAT_S = 10.0
 # Errors that end a search but do not spoil what it measured.

@@ -8,11 +8,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from plantune.base.outcome import Measured, Outcome, Rejected, is_noisy
 from plantune.errors import OutOfTime
 from plantune.graph import Graph
 from plantune.kernels.family import Candidate
-from plantune.outcome import Measured, Outcome, Rejected, is_noisy
-from plantune.plan import Plan
+from plantune.plans.plan import Plan
 from plantune.search import policy
 from plantune.search.best_cover import BestCover, surest
 from plantune.search.budget import Budget, Durations

@@ -14,13 +14,13 @@ from typing import Any
 import optuna
 import sqlalchemy
 
-from plantune.canonical import Attrs, canonical, digest
-from plantune.jsonable import from_json, to_json
+from plantune.base.canonical import Attrs, canonical, digest
+from plantune.base.jsonable import from_json, to_json
+from plantune.base.outcome import Outcome, Rejected, is_noisy
+from plantune.base.storage_urls import without_secrets
+from plantune.base.warning import warn
 from plantune.kernels.family import Candidate
-from plantune.outcome import Outcome, Rejected, is_noisy
 from plantune.search.candidates import Cluster, Key, StepCandidate, heaviest_node
-from plantune.storage_urls import without_secrets
-from plantune.warning import warn
 
 Axes = dict[str, optuna.distributions.BaseDistribution]
 STORAGE_FAULTS = (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError)

@@ -9,8 +9,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
-from plantune.nearest import hint
-from plantune.paths import data_folder
+from plantune.base.nearest import hint
+from plantune.base.paths import data_folder
 from plantune.space import rules
 
 ARCH_NAMES = ("cpu", "sm70", "sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120")

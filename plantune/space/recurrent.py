@@ -1,5 +1,5 @@
-"""Which recurrent layers of torch's are read as scans (plantune/scans.py): those for which an arch
-has kernels that are faster than the framework's layer.
+"""Which recurrent layers of torch's are read as scans (plantune/graph/operators/scans.py):
+those for which an arch has kernels that are faster than the framework's layer.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from plantune.scans import RecurrentLayers
+from plantune.graph.operators.scans import RecurrentLayers
 from plantune.space.search_space import load_search_space
 
 Scans = Callable[[RecurrentLayers], bool]

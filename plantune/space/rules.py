@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from plantune.base.nearest import hint
 from plantune.errors import InvalidSearchSpace
-from plantune.nearest import hint
 
 
 @dataclass(frozen=True, eq=False)

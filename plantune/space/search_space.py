@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from plantune.canonical import Attrs, Scalar, digest, words
+from plantune.base.canonical import Attrs, Scalar, digest, words
 from plantune.space import rules
 from plantune.space.arch import Arch, load_space_file, parse_arch
 

@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from plantune.base.warning import warn
 from plantune.errors import PlantuneWarning
-from plantune.kernels.copies import Snapshots
-from plantune.runtime.program import current_stream
+from plantune.kernels.weights.copies import Snapshots
+from plantune.runtime.program.program import current_stream
 from plantune.space.arch import Arch
 from plantune.training.captured_step import UncapturedStep
 from plantune.training.rules import has_hooks
 from plantune.training.update import FlatGradients, Rules, TorchUpdate
-from plantune.warning import warn
 
 # To capture a step takes as long as hundreds of them: what moves more often is left out of it.
 MOST_CHANGES = 4

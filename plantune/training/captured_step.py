@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plantune.cuda.flags import autotuned
+from plantune.devices.cuda.flags import autotuned
 from plantune.errors import CaptureError, PlantuneWarning
 from plantune.graph.nested import mapped, tensors_in
-from plantune.runtime.claims import Claim, MovingInput, claimed, moving_input
-from plantune.runtime.current_gpu import on_its_gpu
-from plantune.runtime.recorder import Recorded, Recorder
-from plantune.runtime.rehearsal import rehearsing
-from plantune.runtime.stock import Keeper
+from plantune.runtime.captured.claims import Claim, MovingInput, claimed, moving_input
+from plantune.runtime.captured.current_gpu import on_its_gpu
+from plantune.runtime.captured.recorder import Recorded, Recorder
+from plantune.runtime.captured.rehearsal import rehearsing
+from plantune.runtime.captured.stock import Keeper
 
 # As TrainStep's: inputs of the model, and what its loss gets beside them.
 Arguments = tuple[tuple[Any, ...], tuple[Any, ...]]

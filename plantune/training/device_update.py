@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from plantune.cuda.build import Binary, compile_cuda
-from plantune.kernels import vector_kernel
-from plantune.kernels.launcher import Launcher
-from plantune.runtime.flat import FlatLayout, is_dense
-from plantune.runtime.live_state import Watched
-from plantune.runtime.program import current_stream
+from plantune.devices.cuda.build import Binary, compile_cuda
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.launcher import Launcher
+from plantune.runtime.program.flat import FlatLayout, is_dense
+from plantune.runtime.program.program import current_stream
+from plantune.runtime.watched.live_state import Watched
 from plantune.space.arch import Arch
 from plantune.training.rules import GROUP_NUMBERS, Rule, on_gpu, row_of, rule_of
 from plantune.training.update import FlatGradients, Rules, Update

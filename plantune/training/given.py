@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from plantune.given import require_kind, require_number, require_value, require_whole
+from plantune.base.given import require_kind, require_number, require_value, require_whole
 from plantune.training.groups import Group
 from plantune.training.loss_scale import LossScale
 

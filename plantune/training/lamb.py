@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from plantune.given import is_number, require_flag, require_kind, require_number, require_value
+from plantune.base.given import is_number, require_flag, require_kind, require_number, require_value
 
 
 class LAMB(Optimizer):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from plantune.runtime.own_leaves import own_leaf, standing_in
-from plantune.runtime.rehearsal import is_rehearsing
-from plantune.runtime.torch_internals import is_capturing
+from plantune.runtime.captured.own_leaves import own_leaf, standing_in
+from plantune.runtime.captured.rehearsal import is_rehearsing
+from plantune.runtime.watched.torch_internals import is_capturing
 from plantune.training.settings import Settings
 
 Call = Callable[..., Any]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plantune.given import require_number, require_whole
+from plantune.base.given import require_number, require_whole
 
 
 class LossScale:

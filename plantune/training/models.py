@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from plantune.base.warning import warn
 from plantune.errors import InvalidGraph, UnsupportedModule
-from plantune.graph.arguments import Arguments
 from plantune.graph.nested import kind_of, tensors_in
-from plantune.plan import Plan
-from plantune.runtime.framework import UnplannedCall
+from plantune.graph.tracing.arguments import Arguments
+from plantune.plans.plan import Plan
+from plantune.runtime.calls.framework import UnplannedCall
 from plantune.runtime.module import TunedModule
 from plantune.training.one_plan import agreed
 from plantune.training.ranks import Ranks
-from plantune.warning import warn
 
 # Such as whole batches and the last one of an epoch; other calls go to the module itself.
 MOST_KINDS = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from plantune.errors import UnsupportedModule
-from plantune.plan import Plan
+from plantune.plans.plan import Plan
 from plantune.runtime.module import TunedModule
 from plantune.training.ranks import Ranks
 

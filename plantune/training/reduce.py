@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from plantune.errors import CaptureError, RanksDiffer
-from plantune.runtime.exchange import exchanging
-from plantune.runtime.flat import FlatLayout
-from plantune.runtime.rehearsal import is_rehearsing
-from plantune.runtime.streams import Side
-from plantune.runtime.torch_internals import is_capturing
+from plantune.runtime.captured.rehearsal import is_rehearsing
+from plantune.runtime.program.exchange import exchanging
+from plantune.runtime.program.flat import FlatLayout
+from plantune.runtime.program.streams import Side
+from plantune.runtime.watched.torch_internals import is_capturing
 from plantune.training.groups import mean
 from plantune.training.ranks import Ranks
 from plantune.training.update import FlatGradients

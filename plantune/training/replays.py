@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plantune.base.warning import warn
 from plantune.errors import CaptureError
 from plantune.graph.nested import kind_of, tensors_in
-from plantune.runtime.form import Form
-from plantune.runtime.live_state import HeldTensors
+from plantune.runtime.watched.form import Form
+from plantune.runtime.watched.live_state import HeldTensors
 from plantune.training.captured_step import Arguments, CapturedStep, UncapturedStep
 from plantune.training.ranks import Ranks
 from plantune.training.turns import Parts, Turns, parts_of, what_changed, what_differs
 from plantune.training.update import FlatGradients, Update
-from plantune.warning import warn
 
 # Such as whole batches and the last one of an epoch; of others the one goes that was used least
 # recently.

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from plantune.runtime.live_state import count_step
+from plantune.runtime.watched.live_state import count_step
 from plantune.training.lamb import LAMB
 
 # plantune::kGroupNumbers, and the places and flags of plantune::Group.

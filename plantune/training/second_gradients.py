@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from plantune.errors import NoSecondGradient
-from plantune.runtime.torch_internals import is_capturing
+from plantune.runtime.watched.torch_internals import is_capturing
 from plantune.training.models import Models
 from plantune.training.random_state import load_random_state, random_state
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from plantune.cuda.flags import precisions_of_calls
-from plantune.graph.autocast import Autocast, state_on
-from plantune.runtime.torch_internals import asks_for_determinism, without_autocast
+from plantune.devices.cuda.flags import precisions_of_calls
+from plantune.graph.tracing.autocast import Autocast, state_on
+from plantune.runtime.watched.torch_internals import asks_for_determinism, without_autocast
 
 
 @dataclass

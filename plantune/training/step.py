@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from plantune.devices.machine import arch_of
 from plantune.errors import BuildError, CudaError, UnsupportedDevice
-from plantune.machine import arch_of
 from plantune.runtime.module import TunedModule
 from plantune.runtime.sharing import SharingModule
 from plantune.space.arch import Arch, load_arch

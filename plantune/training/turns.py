@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from plantune.base.warning import warn
 from plantune.graph.nested import leaves
-from plantune.runtime.form import Form
+from plantune.runtime.watched.form import Form
 from plantune.training.captured_step import Arguments, UncapturedStep
-from plantune.warning import warn
 
 # As Settings.now() has them.
 SETTINGS = ("autocast", "the precision of float32's products", "deterministic algorithms")

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from plantune.kernels.copies import Copies, Pair, Triple
-from plantune.runtime.flat import FlatLayout, are_alike
-from plantune.runtime.program import current_stream
+from plantune.kernels.weights.copies import Copies, Pair, Triple
+from plantune.runtime.program.flat import FlatLayout, are_alike
+from plantune.runtime.program.program import current_stream
 from plantune.space.arch import Arch
 from plantune.training.loss_scale import LossScale
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from plantune.backend import options, pieces
 from plantune.backend.allowance import SearchEnded
+from plantune.devices.machine import cpu_environment
 from plantune.errors import WorkerDied
-from plantune.machine import cpu_environment
-from plantune.plan_db.database import PlanDatabase
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.runtime.captured.stock import Stock
 from plantune.runtime.module import TunedModule
-from plantune.runtime.stock import Stock
 
 
 class TwoPieces(nn.Module):

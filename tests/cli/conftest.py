@@ -15,22 +15,22 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
+from plantune.base.outcome import Measured, Outcome, Rejected
 from plantune.cli import console, main
-from plantune.default_plans import COMPILED, default_plan, hand_plan
+from plantune.devices.machine import Environment, cpu_environment
 from plantune.errors import NoPlanLeft
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.machine import Environment, cpu_environment
-from plantune.measure.race import Detail, Race
+from plantune.measure.racing.race import Detail, Race
 from plantune.measure.subject import Raced
 from plantune.measure.timing import Timing, ratio_interval
-from plantune.outcome import Measured, Outcome, Rejected
-from plantune.plan import Plan
-from plantune.plan_db.database import PlanDatabase
-from plantune.problem import PROBLEM_FIELDS
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.guess import COMPILED, default_plan, hand_plan
+from plantune.plans.plan import Plan
+from plantune.plans.problem import PROBLEM_FIELDS
+from plantune.plans.workload import Workload
 from plantune.space.search_space import load_search_space
-from plantune.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = "se_resnet9_fixup"
@@ -229,7 +229,7 @@ class FakeWorker:
 def worker(monkeypatch: pytest.MonkeyPatch, nothing_built: None) -> FakeWorker:
     """What derives from the worker was imported before it is replaced: `nothing_built` did so."""
     fake = FakeWorker({"plantune": 2.0, "torchscript": 4.0}, lambda step, candidate: measured(10.0))
-    monkeypatch.setattr("plantune.measure.client.Worker", fake)
+    monkeypatch.setattr("plantune.measure.worker.client.Worker", fake)
     return fake
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from plantune import gpus as gpus_module
 from plantune.cli import cuda_checks
 from plantune.cli.bench import _peers
 from plantune.cli.checks import LIMITED, OK
 from plantune.cli.lookup import environment_here
-from plantune.gpus import LocalGpu
-from plantune.machine import cpu_environment
-from plantune.workload import Workload
+from plantune.devices import gpus as gpus_module
+from plantune.devices.gpus import LocalGpu
+from plantune.devices.machine import cpu_environment
+from plantune.plans.workload import Workload
 
 from .conftest import Run, object_of
 
@@ -93,7 +93,7 @@ def test_doctor_names_gpus_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch
 
 
 def test_doctor_says_why_kernels_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    from plantune.cuda import choice, toolchain
+    from plantune.devices.cuda import choice, toolchain
 
     new = next(one for one in toolchain.all_nvrtc() if one.version >= (13, 0))
     monkeypatch.setattr(choice, "all_nvrtc", lambda: (new,))

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
+from plantune.devices.machine import cpu_environment
 from plantune.errors import WrongResult
-from plantune.machine import cpu_environment
 from plantune.measure.machine_state import Machine, State
-from plantune.measure.race import Race
+from plantune.measure.racing.race import Race
+from plantune.measure.racing.ways import baselines_for
 from plantune.measure.subject import Raced
-from plantune.measure.ways import baselines_for
-from plantune.plan import Plan
+from plantune.plans.plan import Plan
+from plantune.plans.workload import Workload
 from plantune.report.bench import bench_document
-from plantune.workload import Workload
 
 from .conftest import FakeWorker, Run, changed, object_of, timing
 
@@ -212,7 +212,7 @@ def test_wrong_numbers_are_5(run: Run, worker: FakeWorker) -> None:
 def test_a_plan_for_another_chip_is_refused_with_4(
     run: Run, store: Callable[..., int], plan: Plan, tmp_path: Path
 ) -> None:
-    from plantune.plan_db.database import PlanDatabase
+    from plantune.plans.database.plan_database import PlanDatabase
 
     path = tmp_path / "foreign.db"
     there = replace(cpu_environment(), arch="sm90", device="H200")

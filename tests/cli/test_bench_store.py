@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.cli import bench, bench_store
+from plantune.devices.machine import cpu_environment
 from plantune.errors import ForeignFile
-from plantune.machine import cpu_environment
-from plantune.measure.ways import baselines_for
-from plantune.plan import Plan
-from plantune.plan_db import database
-from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.proofs import is_proved
-from plantune.plan_db.rows import StoredPlan
-from plantune.rivals import Rivals
+from plantune.measure.racing.ways import baselines_for
+from plantune.plans.database import plan_database as database
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.database.proofs import is_proved
+from plantune.plans.database.rows import StoredPlan
+from plantune.plans.plan import Plan
+from plantune.plans.rivals import Rivals
+from plantune.plans.step_times import StepTimes
+from plantune.plans.verdict import Interval
 from plantune.search import judgement
-from plantune.step_times import StepTimes
-from plantune.verdict import Interval
 
 from .conftest import FakeWorker, Run, object_of
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from plantune import blobs
+from plantune.base import blobs
 from plantune.cli import checks
 from plantune.cli.checks import LIMITED, MISSING, OK, Check
-from plantune.plan import Plan
+from plantune.plans.plan import Plan
 
 from .conftest import Run, object_of
 
@@ -107,5 +107,5 @@ def test_doctor_sees_a_cache_that_cannot_be_written(
 
 @pytest.mark.usefixtures("compiled_before")
 def test_doctor_names_a_network_file_system(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plantune.plan_db.mounts.network_file_system", lambda path: "nfs4")
+    monkeypatch.setattr("plantune.plans.database.mounts.network_file_system", lambda path: "nfs4")
     assert "network file system (nfs4)" in run("doctor").stdout

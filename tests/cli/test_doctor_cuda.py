@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from plantune import gpus as gpus_module
 from plantune.cli import cuda_checks
 from plantune.cli.checks import LIMITED, OK
 from plantune.cli.cuda_checks import judged_driver
-from plantune.cuda import build, choice, toolchain
-from plantune.cuda.compiler import Compiled, run_nvrtc
-from plantune.cuda.toolchain import Nvrtc
-from plantune.gpus import LocalGpu
-from plantune.kernels import samples
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.devices import gpus as gpus_module
+from plantune.devices.cuda import build, choice, toolchain
+from plantune.devices.cuda.compiler import Compiled, run_nvrtc
+from plantune.devices.cuda.toolchain import Nvrtc
+from plantune.devices.gpus import LocalGpu
+from plantune.kernels.cuda.cuda_family import CudaFamily
 from plantune.kernels.registry import family_named
+from plantune.measure import kernel_samples as samples
 from plantune.space.search_space import load_search_space
 
 from .conftest import Run, object_of

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from plantune.canonical import Attrs
-from plantune.default_plans import hand_plan
+from plantune.base.canonical import Attrs
+from plantune.base.outcome import Rejected
+from plantune.devices.machine import cpu_environment
 from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives
 from plantune.kernels.family import Candidate
-from plantune.machine import cpu_environment
-from plantune.outcome import Rejected
-from plantune.plan import Plan
-from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.rows import Found
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.database.rows import Found
+from plantune.plans.guess import hand_plan
+from plantune.plans.plan import Plan
+from plantune.plans.workload import Workload
 from plantune.report.steps import plan_steps
 from plantune.space.search_space import load_search_space
-from plantune.workload import Workload
 
 from .conftest import ROOT, Run, measured, object_of
 
@@ -147,7 +147,7 @@ def test_a_plan_of_another_network_is_4(run: Run, store: Callable[..., int], pla
 
 @pytest.mark.parametrize("channels", [1, 11, 14])
 def test_other_channels_are_found(run: Run, store: Callable[..., int], channels: int) -> None:
-    from plantune.default_plans import default_plan
+    from plantune.plans.guess import default_plan
 
     other = Workload("se_resnet9_fixup", 1, in_channels=channels)
     space = load_search_space("cpu")
@@ -166,7 +166,7 @@ def test_an_exact_shipped_plan_comes_before_an_own_one_of_other_versions(
     own = store(plan, replace(cpu_environment(), torch="2.0.0"))
     assert object_of(run("explain", "--batch", 1, "--json"))["plan_id"] == own
     shipped = Found(fused_plan, cpu_environment(), "exact", 1)
-    monkeypatch.setattr("plantune.plan_db.stored.find_stored_plan", lambda *_, **__: shipped)
+    monkeypatch.setattr("plantune.plans.database.stored.find_stored_plan", lambda *_, **__: shipped)
     assert object_of(run("explain", "--batch", 1, "--json"))["plan_id"] is None
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from plantune.plan import Plan
-from plantune.plan_db.database import PlanDatabase
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.plan import Plan
 
 from .conftest import Run, object_of
 

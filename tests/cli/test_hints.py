@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from plantune.backend.options import _seconds
+from plantune.base.nearest import did_you_mean
 from plantune.errors import IllegalCandidate, InvalidSearchSpace
 from plantune.graph.fusions import fusions_named
 from plantune.kernels.registry import family_named
-from plantune.nearest import did_you_mean
-from plantune.plan import Plan
+from plantune.plans.plan import Plan
 from plantune.space.arch import load_arch
 
 from .conftest import FakeWorker, Run, object_of

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from plantune.plan import Plan
+from plantune.plans.plan import Plan
 
 from .conftest import FakeWorker, Run, object_of
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from plantune.devices.machine import cpu_environment
 from plantune.errors import DatabaseUnavailable
-from plantune.machine import cpu_environment
-from plantune.plan import Plan
-from plantune.plan_db.database import PlanDatabase
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.plan import Plan
 from plantune.search.keeping import KeepingDatabase
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from plantune.base.outcome import Outcome
 from plantune.errors import InvalidPlan
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.measure.timing import Timing
-from plantune.outcome import Outcome
-from plantune.plan import Plan
-from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exports import export_plans, import_plans
-from plantune.step_times import StepTimes
+from plantune.plans.database.exports import export_plans, import_plans
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.plan import Plan
+from plantune.plans.step_times import StepTimes
 
 from .conftest import FakeWorker, Run, measured, object_of, timing
 
@@ -96,7 +96,7 @@ def test_they_are_imported_as_they_were(plan: Plan, tmp_path: Path) -> None:
 
 
 def _export(plan: Plan, times: StepTimes, path: Path) -> None:
-    from plantune.machine import cpu_environment
+    from plantune.devices.machine import cpu_environment
 
     choices = tuple(replace(choice, times=times) for choice in plan.choices)
     with PlanDatabase.in_memory() as database:

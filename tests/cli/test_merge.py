@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from plantune.machine import cpu_environment
-from plantune.plan import Plan
-from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exports import read_export
+from plantune.devices.machine import cpu_environment
+from plantune.plans.database.exports import read_export
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.plan import Plan
 
 from .conftest import FakeWorker, Run, object_of
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from plantune import optimize
-from plantune.default_plans import default_plan
-from plantune.graph.tape import Tape
+from plantune.graph.tracing.tape import Tape
+from plantune.plans.guess import default_plan
+from plantune.plans.workload import Workload
 from plantune.space.search_space import load_search_space
 from plantune.tuning import sought_for
-from plantune.workload import Workload
 
 from .conftest import EVIDENCE, FakeWorker, Run, changed, object_of
 

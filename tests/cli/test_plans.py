@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from plantune.canonical import Attrs
-from plantune.machine import cpu_environment
-from plantune.plan import Plan
-from plantune.plan_db.plan_file import read_plan_file
+from plantune.base.canonical import Attrs
+from plantune.devices.machine import cpu_environment
+from plantune.plans.database.plan_file import read_plan_file
+from plantune.plans.plan import Plan
 
 from .conftest import Run, changed, object_of
 

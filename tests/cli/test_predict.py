@@ -13,18 +13,18 @@ import torch
 from click.testing import CliRunner
 
 from plantune import load_model
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
+from plantune.base.outcome import Rejected
 from plantune.cli import main
-from plantune.cuda.build import Binary
+from plantune.devices.cuda.build import Binary
+from plantune.devices.machine import Environment, cpu_environment, predicted_environment
 from plantune.errors import InvalidPlan
 from plantune.kernels.family import Candidate
-from plantune.machine import Environment, cpu_environment, predicted_environment
-from plantune.measure.client import Worker
-from plantune.outcome import Rejected
-from plantune.plan import Plan
-from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exports import export_plans, import_plans
-from plantune.runtime.choose import PredictedPlan
+from plantune.measure.worker.client import Worker
+from plantune.plans.database.exports import export_plans, import_plans
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.plan import Plan
+from plantune.runtime.calls.choose import PredictedPlan
 
 from .conftest import FakeWorker, Run, changed, object_of
 
@@ -41,7 +41,7 @@ def without_gpu(patch: pytest.MonkeyPatch) -> list[Candidate]:
         return Binary("key", b"", LOG + " smem\n")
 
     patch.setattr("plantune.search.predict.build", build)
-    patch.setattr("plantune.gpus.gpus_here", tuple)
+    patch.setattr("plantune.devices.gpus.gpus_here", tuple)
     return seen
 
 

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
+from plantune.base.outcome import Outcome, Rejected
+from plantune.devices.machine import cpu_environment
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.machine import cpu_environment
 from plantune.measure.programs import PassCost
 from plantune.measure.timing import Timing
-from plantune.outcome import Outcome, Rejected
-from plantune.plan import Plan
-from plantune.plan_db.database import PlanDatabase
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.plan import Plan
+from plantune.plans.workload import Workload
 from plantune.report.steps import plan_steps
-from plantune.workload import Workload
 
 from .conftest import FakeWorker, Run, measured, object_of
 

@@ -10,7 +10,7 @@ from subprocess import Popen
 
 import pytest
 
-from plantune.plan_db.database import PlanDatabase
+from plantune.plans.database.plan_database import PlanDatabase
 from plantune.search.session import key_of
 
 from .conftest import Run, object_of, start

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
+from plantune.devices.machine import cpu_environment
 from plantune.errors import DatabaseFull, NoViableCandidate
 from plantune.kernels.family import Candidate
-from plantune.machine import cpu_environment
-from plantune.plan import Plan
-from plantune.plan_db.database import PlanDatabase
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.plan import Plan
 from plantune.search.results import Progress, Result, StepsSum
 from plantune.search.session import key_of
 
@@ -349,7 +349,7 @@ def test_a_second_search_waits_by_default(
 
 
 def test_another_arch_needs_its_gpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plantune.gpus.gpus_here", tuple)
+    monkeypatch.setattr("plantune.devices.gpus.gpus_here", tuple)
     result = run("search", "--arch", "sm90", "--batch", 128, "--json")
     assert result.exit_code == 6
     message = object_of(result)["error"]["message"]

@@ -18,7 +18,7 @@ from plantune.errors import (
     WorkerFailed,
     WrongResult,
 )
-from plantune.plan import Plan
+from plantune.plans.plan import Plan
 from plantune.search.results import Result
 
 from .conftest import FakeWorker, Run, measured, object_of

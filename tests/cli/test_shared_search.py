@@ -10,8 +10,8 @@ import optuna
 import pytest
 import sqlalchemy
 
-from plantune.search.rdb import is_shareable
 from plantune.search.results import Patience
+from plantune.search.shared.rdb import is_shareable
 
 from .conftest import FakeWorker, Run, object_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from plantune.plan import Plan
+from plantune.plans.plan import Plan
 
 from .conftest import Run, object_of, start
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from plantune.base.outcome import Outcome, Rejected
+from plantune.devices.machine import cpu_environment
 from plantune.errors import WrongResult
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.machine import cpu_environment
-from plantune.outcome import Outcome, Rejected
-from plantune.plan import Plan
-from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exports import export_plans
-from plantune.plan_db.proofs import is_proved
+from plantune.plans.database.exports import export_plans
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.database.proofs import is_proved
+from plantune.plans.plan import Plan
 
 from .conftest import FakeWorker, Run, changed, measured, object_of
 
@@ -134,7 +134,7 @@ def team(stored: int, plan: Plan, tmp_path: Path) -> Path:
 
 def test_a_plan_of_a_file_is_kept_as_measured_here(run: Run, team: Path, plan: Plan) -> None:
     """What a file says of this machine nobody saw here, so it is measured and becomes one's own."""
-    from plantune.plan_db.stored import find_stored_plan
+    from plantune.plans.database.stored import find_stored_plan
 
     result = run("verify", "--batch", 1, "--from", str(team), "--json")
     kept = object_of(result)["measured_plan_id"]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from plantune.graph.extract import extract
 from plantune.graph.graph import Graph
 from plantune.graph.ops import op_named
 from plantune.graph.partition import Partition
 from plantune.graph.step import PHASES
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType, dtype_name
 
 Values = dict[str, Tensor]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
+from plantune.graph.passes.differentiate import differentiate
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import DTYPES, TensorType
 from plantune.models.registry import network
 

@@ -13,11 +13,11 @@ from torch import nn
 from plantune.errors import InvalidSearchSpace
 from plantune.graph import fusions
 from plantune.graph.builder import GraphBuilder
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
 from plantune.graph.fusions import Fusion, Item, all_fusions, fusions_named, groups_from, kinds_of
 from plantune.graph.graph import Graph
 from plantune.graph.partition import alternatives, why_not_group
+from plantune.graph.passes.differentiate import differentiate
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.models.resnet import resnet18
 from plantune.models.se_resnet9 import se_resnet9_fixup

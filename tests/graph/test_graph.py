@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from plantune.canonical import Attrs, canonical, digest
+from plantune.base.canonical import Attrs, canonical, digest
 from plantune.errors import InvalidGraph
 from plantune.graph.builder import GraphBuilder
-from plantune.graph.differentiate import differentiate
 from plantune.graph.graph import Graph, Node
+from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.types import TensorType
 
 MATRIX = TensorType((4, 3))

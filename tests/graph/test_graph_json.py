@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plantune.canonical import canonical
+from plantune.base.canonical import canonical
 from plantune.errors import InvalidGraph
 from plantune.graph.builder import GraphBuilder
-from plantune.graph.differentiate import differentiate
 from plantune.graph.graph import Graph
+from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.types import TensorType
 
 

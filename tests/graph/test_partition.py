@@ -14,7 +14,6 @@ from torch import Tensor
 from plantune.errors import InvalidGraph
 from plantune.graph import partition as partitioning
 from plantune.graph.builder import GraphBuilder
-from plantune.graph.differentiate import differentiate
 from plantune.graph.fusions import all_fusions, load_fusions
 from plantune.graph.graph import Graph, Node
 from plantune.graph.partition import (
@@ -24,6 +23,7 @@ from plantune.graph.partition import (
     partition_into,
     why_not_group,
 )
+from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.step import phase_of
 from plantune.graph.types import TensorType
 

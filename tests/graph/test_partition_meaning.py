@@ -9,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plantune.graph.builder import GraphBuilder
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
 from plantune.graph.fusions import all_fusions
 from plantune.graph.graph import Graph
 from plantune.graph.partition import (
@@ -20,6 +18,8 @@ from plantune.graph.partition import (
     partition_into,
     why_not_group,
 )
+from plantune.graph.passes.differentiate import differentiate
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.models.resnet import resnet18
 from plantune.models.se_resnet9 import se_resnet9_fixup

@@ -12,15 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.errors import InvalidGraph, UnsupportedModule
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
 from plantune.graph.graph import Graph
 from plantune.graph.ops import op_named
 from plantune.graph.ops.history import History, history_of
 from plantune.graph.ops.overload_backward import READS_NOTHING, WANTED
 from plantune.graph.partition import partition_into
+from plantune.graph.passes.differentiate import differentiate
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 
 IMAGE = (2, 4, 6, 6)

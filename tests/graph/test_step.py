@@ -13,12 +13,12 @@ from torch import nn
 
 from plantune.errors import InvalidGraph
 from plantune.graph.builder import GraphBuilder
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
 from plantune.graph.fusions import all_fusions
 from plantune.graph.graph import Graph
 from plantune.graph.partition import fused, one_by_one
+from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.step import Step, make_step
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.models.resnet import resnet18
 

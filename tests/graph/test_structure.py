@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
 from plantune.graph.graph import Graph
+from plantune.graph.passes.differentiate import differentiate
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 
 TYPE = TensorType((2, 4, 6, 6))

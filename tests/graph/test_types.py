@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plantune.canonical import canonical
+from plantune.base.canonical import canonical
 from plantune.errors import InvalidGraph
 from plantune.graph.types import DTYPES, LAYOUTS, TensorType, dtype_name
 

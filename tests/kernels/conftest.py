@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph
 from plantune.graph.ops.pointwise import numbers_apart

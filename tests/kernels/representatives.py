@@ -12,21 +12,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
 from plantune.graph.fusions import all_fusions
 from plantune.graph.graph import Graph
 from plantune.graph.partition import alternatives
+from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.step import Step
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.cuda.cuda_family import CudaFamily
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import all_families, candidates, estimate_us
 from plantune.layers import EpisodicGRU, EpisodicLSTM
 from plantune.models.gru_translator import Sizes, gru_translator
+from plantune.plans.workload import Workload
 from plantune.space.arch import ARCH_NAMES
 from plantune.space.search_space import SearchSpace, load_search_space
-from plantune.workload import Workload
 
 CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
 MEASURED = "sm90"

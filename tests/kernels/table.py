@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
 from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives
+from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.step import Step
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.layers import SpaceToDepth
 from plantune.models.resnet import BasicBlock, Bottleneck

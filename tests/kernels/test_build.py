@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.errors import BuildError
 from plantune.kernels import build as build_module
 from plantune.kernels.build import build, build_all

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from plantune.canonical import Attrs
-from plantune.cuda.build import Binary, Usage
+from plantune.base.canonical import Attrs
+from plantune.devices.cuda.build import Binary, Usage
 from plantune.errors import BuildError, InvalidSearchSpace
 from plantune.kernels.chips import measured_chip, slowdown
-from plantune.kernels.cuda_family import block_shared_bytes, why_not_fits, why_not_portable
+from plantune.kernels.cuda.cuda_family import block_shared_bytes, why_not_fits, why_not_portable
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import all_families, candidates, estimate_us
 from plantune.space.arch import ARCH_NAMES, load_arch, parse_arch

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.cuda.choice import nvrtc_for
+from plantune.devices.cuda.choice import nvrtc_for
+from plantune.devices.gpus import later_gpu
 from plantune.errors import BuildError
-from plantune.gpus import later_gpu
 from plantune.graph.step import Step
-from plantune.kernels.cuda_family import CudaFamily, block_shared_bytes, why_not_portable
+from plantune.kernels.cuda.cuda_family import CudaFamily, block_shared_bytes, why_not_portable
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import all_families
 from plantune.measure.numerics import check

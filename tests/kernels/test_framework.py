@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
+from plantune.graph.layouts import aligned
 from plantune.graph.ops import OPS
 from plantune.kernels import torch_ops
 from plantune.kernels.families.framework import FAMILY
 from plantune.kernels.family import Frame
-from plantune.layouts import aligned
 from plantune.measure.inputs import draw_inputs
 from plantune.space.arch import load_arch
 

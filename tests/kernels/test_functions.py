@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from plantune.graph.ops.functions import FUNCTIONS
-from plantune.kernels.cxx import cxx_compiler, function, load_library
+from plantune.kernels.cpu.cxx import cxx_compiler, function, load_library
 
 FOR_CPU = '#include "cpu/functions.hpp"\n'
 FOR_CUDA = """#include <math.h>

@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from plantune.default_plans import Preference, compose
+from plantune.devices.machine import cpu_environment
 from plantune.kernels.registry import candidates, family_named, installed_families
-from plantune.machine import cpu_environment
-from plantune.plan import Plan
-from plantune.plan_db.database import PlanDatabase
-from plantune.runtime.program import Program
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.guess import Preference, compose
+from plantune.plans.plan import Plan
+from plantune.plans.workload import Workload
+from plantune.runtime.program.program import Program
 from plantune.space.search_space import SearchSpace, load_search_space
-from plantune.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("copied_processes")
 
 TOY = """
 import torch
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.kernels.family import Binding, KernelFamily, Parts
 from plantune.kernels.legality import refuse
 

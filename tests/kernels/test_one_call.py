@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from plantune.canonical import Attrs
-from plantune.default_plans import default_plan, framework_plans, hand_plan
-from plantune.graph.extract import extract
+from plantune.base.canonical import Attrs
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.families.framework import FAMILY
 from plantune.kernels.family import Frame
 from plantune.kernels.one_call import calls_in, is_one_call
 from plantune.measure.inputs import draw_inputs
+from plantune.plans.guess import default_plan, framework_plans, hand_plan
 from plantune.search.candidates import step_candidates
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space

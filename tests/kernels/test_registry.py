@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.errors import IllegalCandidate, PlantuneError
 from plantune.kernels import families
 from plantune.kernels.family import Candidate, KernelFamily, Parts

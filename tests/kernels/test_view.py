@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
+from plantune.graph.layouts import MEMORY_FORMATS
 from plantune.kernels.families.view import FAMILY
 from plantune.kernels.family import Frame
-from plantune.layouts import MEMORY_FORMATS
 
 
 def permuted(shape, dims):

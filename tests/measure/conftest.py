@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.errors import WrongResult
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.step import Step, make_step

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from plantune.canonical import Attrs
-from plantune.cuda.build import compile_cuda
-from plantune.cuda.kernel import Kernel
+from plantune.base.canonical import Attrs
+from plantune.devices.cuda.build import compile_cuda
+from plantune.devices.cuda.kernel import Kernel
 from plantune.graph.step import Step
 from plantune.kernels.family import Binding, Frame, KernelFamily, Parts
 from plantune.kernels.legality import refuse

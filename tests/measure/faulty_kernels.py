@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from plantune.build_log import build_error
-from plantune.canonical import Attrs
+from plantune.base.build_log import build_error
+from plantune.base.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels.family import Binding, Frame, KernelFamily, Parts
 from plantune.space.arch import Arch

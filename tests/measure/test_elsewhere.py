@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from plantune.canonical import Attrs
-from plantune.device import CPU
+from plantune.base.canonical import Attrs
+from plantune.base.outcome import Rejected
+from plantune.devices.device import CPU
 from plantune.errors import BuildError, UnsupportedDevice
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate, KernelFamily
 from plantune.kernels.registry import all_families
-from plantune.measure import work
-from plantune.measure.client import Limits, Worker
 from plantune.measure.numerics import check
-from plantune.outcome import Rejected
+from plantune.measure.worker import work
+from plantune.measure.worker.client import Limits, Worker
 from plantune.space.search_space import SearchSpace
 
 pytestmark = pytest.mark.usefixtures("copied_processes")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.measure import scenes

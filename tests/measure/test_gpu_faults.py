@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from plantune.canonical import Attrs
-from plantune.gpus import best_arch, device_for
+from plantune.base.canonical import Attrs
+from plantune.base.outcome import Measured, Outcome, Rejected
+from plantune.devices.gpus import best_arch, device_for
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
-from plantune.measure.client import Limits, Worker
 from plantune.measure.numerics import check
 from plantune.measure.timing import Effort
-from plantune.outcome import Measured, Outcome, Rejected
+from plantune.measure.worker.client import Limits, Worker
 from plantune.space.search_space import load_search_space
 
 pytestmark = [

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from plantune.canonical import Attrs
-from plantune.gpus import best_arch
+from plantune.base.canonical import Attrs
+from plantune.base.outcome import Measured, Outcome, Rejected
+from plantune.devices.gpus import best_arch
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
-from plantune.measure.client import Limits, Worker
 from plantune.measure.timing import Effort
-from plantune.outcome import Measured, Outcome, Rejected
+from plantune.measure.worker.client import Limits, Worker
 
 pytestmark = [
     pytest.mark.gpu,
@@ -81,13 +81,13 @@ def test_a_kernel_that_differs_from_run_to_run_is_flagged(ask):
 
 
 PARENT = """
-from plantune.gpus import best_arch
+from plantune.devices.gpus import best_arch
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.step import make_step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
-from plantune.measure.client import Worker
-from plantune.canonical import Attrs
+from plantune.measure.worker.client import Worker
+from plantune.base.canonical import Attrs
 builder = GraphBuilder()
 x = builder.input("x", TensorType((4, 64), "float16"))
 graph = builder.build(builder.emit("relu", x))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.canonical import Attrs
-from plantune.default_plans import default_plan
+from plantune.base.canonical import Attrs
+from plantune.base.jsonable import to_json
+from plantune.base.outcome import Rejected
 from plantune.errors import MeasureTimeout, UnsupportedDevice, WorkerDied, WorkerFailed
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
-from plantune.jsonable import to_json
 from plantune.kernels.family import Candidate
-from plantune.measure import client
-from plantune.measure.client import Worker
 from plantune.measure.subject import Raced
-from plantune.outcome import Rejected
+from plantune.measure.worker import client
+from plantune.measure.worker.client import Worker
+from plantune.plans.guess import default_plan
+from plantune.plans.workload import Workload
 from plantune.space.search_space import load_search_space
-from plantune.workload import Workload
 
 FRAMEWORK = Candidate("framework", Attrs(layout="nchw"))
 CRASH = Rejected("crash", "CUDA error: uncorrectable ECC error encountered")

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
+from plantune.base.tolerances import tolerance
 from plantune.errors import IllegalCandidate, WrongResult
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Binding, Candidate
 from plantune.measure.numerics import Numerics, check
-from plantune.tolerances import tolerance
 
 from .conftest import IMAGE, caught, output
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from plantune.default_plans import default_plan
-from plantune.measure import programs, work
-from plantune.measure.client import Worker
+from plantune.base.outcome import Rejected
+from plantune.measure import programs
 from plantune.measure.programs import PassCost, pass_cost
-from plantune.outcome import Rejected
+from plantune.measure.worker import work
+from plantune.measure.worker.client import Worker
+from plantune.plans.guess import default_plan
+from plantune.plans.workload import Workload
 from plantune.space.search_space import load_search_space
-from plantune.workload import Workload
 
 PROBLEM = Workload("se_resnet9_fixup", 1)
 PLAN = default_plan(PROBLEM.graph, load_search_space("cpu"), network=PROBLEM.network)

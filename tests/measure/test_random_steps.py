@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plantune.canonical import Attrs
-from plantune.graph.differentiate import differentiate
+from plantune.base.canonical import Attrs
 from plantune.graph.graph import Graph
+from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.step import make_step
 from plantune.kernels.family import Candidate
 from plantune.measure.numerics import check

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from plantune.build_log import build_error
+from plantune.base.build_log import build_error
 from plantune.errors import BuildError, WrongResult
 from plantune.measure.limits import rejection
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plantune.canonical import Attrs
-from plantune.device import Device
+from plantune.base.canonical import Attrs
+from plantune.devices.device import Device
 from plantune.errors import CaptureError, WrongResult
 from plantune.graph.types import TensorType
-from plantune.kernels.constants import ALIGNMENT_BYTES, Constant, Room, by_pixels
 from plantune.kernels.family import Binding, Candidate
+from plantune.kernels.weights.constants import ALIGNMENT_BYTES, Constant, Room, by_pixels
 from plantune.measure.numerics import check
 from plantune.measure.step_alone import FEW_LAUNCHES, GRAPH_US, MOST_LAUNCHES, TimedStep
 

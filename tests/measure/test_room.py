@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from plantune.cli.exit_codes import NO_DEVICE, exit_code
-from plantune.device import CPU
+from plantune.devices.device import CPU
 from plantune.errors import NotEnoughMemory
 from plantune.measure import room
 from plantune.measure.room import free_bytes, needed_bytes, require_room
-from plantune.workload import Workload
+from plantune.plans.workload import Workload
 
 NAME = "se_resnet9_fixup"
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from plantune.canonical import Attrs
-from plantune.device import CPU
+from plantune.base.canonical import Attrs
+from plantune.devices.device import CPU
 from plantune.errors import WrongResult
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plantune.default_plans import default_plan
-from plantune.measure import race, ways
+from plantune.measure.racing import race, ways
 from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort
+from plantune.plans.guess import default_plan
+from plantune.plans.workload import Workload
 from plantune.runtime.module import TunedModule
 from plantune.space.search_space import load_search_space
-from plantune.workload import Workload
 
 WORKLOAD = Workload("se_resnet9_fixup", batch=1)
 EFFORT = Effort(budget_s=0.05, warm_up_s=0.01, retries=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.device import CPU, Device
+from plantune.devices.device import CPU, Device
 from plantune.measure import watches
 from plantune.measure.timing import Effort, time_call, time_interleaved
 from plantune.measure.watches import (

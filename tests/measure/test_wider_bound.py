@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from plantune.errors import WrongResult
-from plantune.measure import entrants, ways
-from plantune.measure.entrants import Entrants
+from plantune.measure.racing import entrants, ways
+from plantune.measure.racing.entrants import Entrants
+from plantune.measure.racing.ways import Way
 from plantune.measure.subject import Raced
-from plantune.measure.ways import Way
-from plantune.workload import Workload
+from plantune.plans.workload import Workload
 
 WORKLOAD = Workload("se_resnet9_fixup", batch=1)
 

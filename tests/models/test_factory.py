@@ -11,7 +11,7 @@ from torch import nn
 
 from plantune.errors import InvalidNetwork, UnknownNetwork
 from plantune.models.factory import Factory
-from plantune.workload import Workload
+from plantune.plans.workload import Workload
 
 CODE = """
 from torch import nn

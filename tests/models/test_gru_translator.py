@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import plantune
-from plantune.graph.extract import extract
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.models.gru_translator import (
     END,
@@ -52,7 +52,7 @@ def test_a_translation_is_what_torchs_modules_make_step_by_step(samples: int) ->
 
 
 def test_the_whole_translator_says_the_words_of_eager_float32() -> None:
-    """As many sentences as a test has time for; tools/translate_study compares 1,000."""
+    """As many sentences as a test has time for; tools/studies/translate compares 1,000."""
     model = made(Sizes())
     source, lengths = sentences(Sizes(), 12, 24)
     words, counts = model(source, lengths, max_steps=12)

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from plantune.machine import cpu_environment
+from plantune.devices.machine import cpu_environment
 from plantune.measure.machine_state import State
-from plantune.measure.race import Detail, Race
+from plantune.measure.racing.race import Detail, Race
 from plantune.measure.timing import Timing, ratio_interval
+from plantune.plans.verdict import Interval
 from plantune.report.bench import SAMPLES_KEPT, bench_document
 from plantune.report.bench_text import (
     Unit,
@@ -22,7 +23,6 @@ from plantune.report.bench_text import (
     queued_table,
     single_table,
 )
-from plantune.verdict import Interval
 
 NOISY = Timing(tuple(1000.0 + 200 * (number % 5) for number in range(30)))
 

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
+from plantune.base.outcome import Measured, Rejected
 from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives
 from plantune.graph.step import Step, make_step
 from plantune.kernels.family import Candidate
-from plantune.outcome import Measured, Rejected
+from plantune.plans.workload import Workload
 from plantune.report.covers import (
     ACROSS,
     PART,
@@ -17,7 +18,6 @@ from plantune.report.covers import (
     names_of,
     other_covers,
 )
-from plantune.workload import Workload
 
 FRAMEWORK = Candidate("framework", Attrs(layout="nchw"))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
+from plantune.devices.machine import Environment
 from plantune.kernels.family import Candidate
-from plantune.machine import Environment
-from plantune.plan import Choice, Plan
-from plantune.plan_db.rows import StoredPlan
-from plantune.problem import Problem
+from plantune.plans.database.rows import StoredPlan
+from plantune.plans.plan import Choice, Plan
+from plantune.plans.problem import Problem
 from plantune.report.difference import difference, difference_text
 
 HERE = Environment("cpu", "A CPU", "0" * 16, 2, "2.13.0", "0.1.0", "g++", "Linux x86_64")

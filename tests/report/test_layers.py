@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
+from plantune.base.outcome import Measured, Rejected
 from plantune.graph.partition import one_by_one
 from plantune.kernels.family import Candidate
-from plantune.outcome import Measured, Rejected
+from plantune.plans.workload import Workload
 from plantune.report.layers import (
     MeasuredStep,
     StepTime,
@@ -14,7 +15,6 @@ from plantune.report.layers import (
     layer_of,
     untimed,
 )
-from plantune.workload import Workload
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ from collections import Counter
 
 import pytest
 
-from plantune.default_plans import COMPILED, hand_plan
+from plantune.base.outcome import Rejected
 from plantune.measure.programs import PassCost, launches, pass_cost
 from plantune.measure.timing import Timing
-from plantune.outcome import Rejected
-from plantune.plan import check_plan
+from plantune.plans.guess import COMPILED, hand_plan
+from plantune.plans.plan import check_plan
+from plantune.plans.workload import Workload
 from plantune.report.levels import level_row, levels, levels_table
 from plantune.space.search_space import load_search_space
-from plantune.workload import Workload
 
 SPACE = load_search_space("cpu")
 CONV, NORM, SUM, RELU = "conv2d", "add_channel", "add", "relu"

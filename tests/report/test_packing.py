@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.default_plans import default_plan, hand_plan
+from plantune.plans.guess import default_plan, hand_plan
+from plantune.plans.workload import Workload
 from plantune.report.packing import LAUNCH_US, packing_of, packing_text
 from plantune.report.steps import plan_steps
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
-from plantune.workload import Workload
 
 SM90 = Workload("resnet18", 16, 3, "infer", "float16", "sm90")
 

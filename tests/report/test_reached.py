@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from plantune.cli.search_report import longer_s, tried_text, where_kept
+from plantune.plans.workload import Workload
 from plantune.search.results import Result
-from plantune.workload import Workload
 
 PLAN: Any = None
 RESULT = Result(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from plantune.outcome import STAGES, Rejected
+from plantune.base.outcome import STAGES, Rejected
 from plantune.report.reasons import WHAT, counts_text, rejected_text
 
 

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
+from plantune.base.outcome import Measured, Rejected
 from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives
 from plantune.graph.step import Step, make_step
 from plantune.kernels.family import Candidate
-from plantune.outcome import Measured, Rejected
+from plantune.plans.step_times import StepTimes
+from plantune.plans.workload import Workload
 from plantune.report.covers import ACROSS, WIDER, OtherCover
 from plantune.report.steps import StepStory
 from plantune.report.story import WIDER_SHOWN, story_text, summary_table, verdict
-from plantune.step_times import StepTimes
-from plantune.workload import Workload
 
 CHOSEN = Candidate("framework", Attrs(layout="nchw"))
 SLOWER = Candidate("framework", Attrs(layout="nhwc"))

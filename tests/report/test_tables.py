@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.kernels.family import Candidate
 from plantune.report.tables import bytes_text, config_text, counted, table, us_text
 

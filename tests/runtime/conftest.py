@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from plantune import Plan, TunedModule, optimize
-from plantune.default_plans import Preference, compose
+from plantune.devices.machine import environment_of
 from plantune.graph.fusions import fusions_named
-from plantune.machine import environment_of
 from plantune.models.se_resnet9 import SEResNet9Fixup
-from plantune.plan_db.proofs import remember_proof
+from plantune.plans.database.proofs import remember_proof
+from plantune.plans.guess import Preference, compose
 from plantune.space.search_space import load_search_space
 
 # What is allowed beside twice the framework's own error: a few roundings of the largest value.

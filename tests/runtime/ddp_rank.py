@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from plantune import optimize
-from plantune.plan import PROGRAM
-from plantune.runtime import choose
+from plantune.plans.plan import PROGRAM
+from plantune.runtime.calls import choose
 
 IMAGES, STEPS = 8, 3
 

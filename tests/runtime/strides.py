@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from plantune import Plan, optimize
-from plantune.default_plans import Preference, compose
+from plantune.devices.machine import environment_of
 from plantune.graph.fusions import all_fusions
 from plantune.graph.graph import Graph
-from plantune.layouts import same_places
-from plantune.machine import environment_of
-from plantune.plan import PROGRAM
-from plantune.plan_db.proofs import remember_proof
-from plantune.runtime import choose
+from plantune.graph.layouts import same_places
+from plantune.plans.database.proofs import remember_proof
+from plantune.plans.guess import Preference, compose
+from plantune.plans.plan import PROGRAM
+from plantune.runtime.calls import choose
 from plantune.space.search_space import SearchSpace
 
 from .random_modules import drawn

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from plantune import TunedModule, optimize
 from plantune.backend import Piece, piece
-from plantune.default_plans import default_plan
-from plantune.graph.arguments import Arguments
+from plantune.devices.machine import cpu_environment
 from plantune.graph.nested import kind_of, mapped, tensors_in
-from plantune.machine import cpu_environment
-from plantune.plan_db.rows import COMPLETE, StoredPlan
-from plantune.plan_db.validation import check_stored_plan
-from plantune.runtime.copies import copied
-from plantune.runtime.recheck import recheck
+from plantune.graph.tracing.arguments import Arguments
+from plantune.plans.database.rows import COMPLETE, StoredPlan
+from plantune.plans.database.validation import check_stored_plan
+from plantune.plans.guess import default_plan
+from plantune.runtime.proof.recheck import recheck
+from plantune.runtime.watched.copies import copied
 from plantune.space.search_space import load_search_space
 
 

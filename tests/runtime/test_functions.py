@@ -18,9 +18,9 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from plantune import TunedModule, optimize
-from plantune.default_plans import default_plan
 from plantune.graph.nested import tensors_in
-from plantune.runtime.framework import UnplannedCall
+from plantune.plans.guess import default_plan
+from plantune.runtime.calls.framework import UnplannedCall
 from plantune.space.search_space import load_search_space
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from plantune import Plan, TunedModule, load_model, optimize
-from plantune.canonical import Attrs
-from plantune.default_plans import default_plan
+from plantune.base.canonical import Attrs
+from plantune.devices.machine import cpu_environment
 from plantune.errors import (
     InvalidPlan,
     NoPlan,
@@ -19,11 +19,11 @@ from plantune.errors import (
     UnsupportedModule,
 )
 from plantune.kernels.family import Candidate
-from plantune.machine import cpu_environment
 from plantune.models.se_resnet9 import se_resnet9_fixup
-from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exports import export_plans
-from plantune.plan_db.proofs import remember_proof
+from plantune.plans.database.exports import export_plans
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.database.proofs import remember_proof
+from plantune.plans.guess import default_plan
 from plantune.space.search_space import load_search_space
 
 NAME = "se_resnet9_fixup"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from plantune import optimize
-from plantune.default_plans import COMPILED, hand_plan
+from plantune.plans.guess import COMPILED, hand_plan
 
 ACTORS, STEPS, BATCH, EPOCHS = 3, 20, 6, 4
 pytestmark = pytest.mark.filterwarnings("ignore::plantune.UnplannedCall")
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::plantune.UnplannedCall")
 def _plans(monkeypatch):
     """Kernels that keep copies of weights, where a CPU would run eager."""
     by_hand = partial(hand_plan, without=COMPILED)
-    monkeypatch.setattr("plantune.runtime.choose.guessed_plan", by_hand)
+    monkeypatch.setattr("plantune.runtime.calls.choose.guessed_plan", by_hand)
 
 
 class Features(nn.Module):

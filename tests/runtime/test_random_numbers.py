@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plantune import optimize
-from plantune.default_plans import default_plan
 from plantune.errors import WrongResult
 from plantune.kernels import torch_ops
-from plantune.runtime.recheck import recheck
+from plantune.plans.guess import default_plan
+from plantune.runtime.proof.recheck import recheck
 from plantune.space.search_space import load_search_space
 
 SPACE = load_search_space("cpu")

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from plantune import TunedModule, optimize
-from plantune.default_plans import FALLBACK, compose
+from plantune.devices.machine import environment_of
 from plantune.errors import UnsupportedModule
 from plantune.layers import EpisodicGRU, EpisodicLSTM
-from plantune.machine import environment_of
 from plantune.models.gru_translator import Sizes, greedy, gru_translator
-from plantune.plan_db.proofs import remember_proof
-from plantune.runtime import kinds
+from plantune.plans.database.proofs import remember_proof
+from plantune.plans.guess import FALLBACK, compose
+from plantune.runtime.calls import kinds
 from plantune.space.search_space import load_search_space
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from plantune import optimize
-from plantune.canonical import Attrs
-from plantune.default_plans import hand_plan
-from plantune.plan import EAGER
-from plantune.runtime import choose
-from plantune.runtime.framework import LastCall
+from plantune.base.canonical import Attrs
+from plantune.plans.guess import hand_plan
+from plantune.plans.plan import EAGER
+from plantune.runtime.calls import choose
+from plantune.runtime.calls.framework import LastCall
 from plantune.runtime.module import TunedModule
 from plantune.runtime.summary import Runs, headline_of, runs_of
 from plantune.space.search_space import load_search_space

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from plantune import optimize
-from plantune.default_plans import default_plan
 from plantune.errors import PlantuneError
-from plantune.runtime import choose
+from plantune.plans.guess import default_plan
+from plantune.runtime.calls import choose
 from plantune.space.search_space import load_search_space
 
 from .torch_samples import NoSample, Sample, of_functions, of_modules

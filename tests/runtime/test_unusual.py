@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from plantune import TunedModule, optimize
-from plantune.default_plans import default_plan
 from plantune.errors import UnsupportedModule
 from plantune.graph.nested import tensors_in
-from plantune.runtime.framework import UnplannedCall
+from plantune.plans.guess import default_plan
+from plantune.runtime.calls.framework import UnplannedCall
 from plantune.space.search_space import load_search_space
 
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from plantune.canonical import canonical, digest
-from plantune.graph.extract import extract
+from plantune.base.canonical import canonical, digest
+from plantune.base.outcome import Measured, Outcome, Rejected
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.measure.machine_state import Machine, State
-from plantune.outcome import Measured, Outcome, Rejected
 from plantune.space.search_space import SearchSpace, load_search_space
 
-from .postgres import Postgres
+from .shared.postgres import Postgres
 
 
 class Small(nn.Module):

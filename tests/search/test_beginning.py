@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from plantune.default_plans import default_plan, hand_plan
 from plantune.errors import BuildError, OutOfTime
 from plantune.measure.timing import Timing
+from plantune.plans.guess import default_plan, hand_plan
 from plantune.search.beginning import BUILDING, BUILDING_S, Beginning, begun
 from plantune.search.budget import Budget
 from plantune.search.builds import Builds

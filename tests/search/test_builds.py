@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from plantune.base.outcome import Rejected
 from plantune.errors import BuildError, WorkerDied
-from plantune.outcome import Rejected
 from plantune.search import builds as builds_module
 from plantune.search.budget import Budget
 from plantune.search.builds import Builds, builds_for

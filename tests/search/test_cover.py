@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.errors import InvalidGraph
 from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives, partition_into

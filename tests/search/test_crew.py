@@ -9,20 +9,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
+from plantune.base.outcome import Measured
+from plantune.devices.gpus import LocalGpu, Seat, seats_of
+from plantune.devices.machine import cpu_environment
 from plantune.errors import OutOfTime, UnlikeGpus, UnsupportedDevice, WorkerDied, WorkerFailed
-from plantune.gpus import LocalGpu, Seat, seats_of
-from plantune.machine import cpu_environment
-from plantune.outcome import Measured
 from plantune.report.progress import progress_text
 from plantune.search import seats as seats_module
-from plantune.search.board import Board
-from plantune.search.board_rows import Place
 from plantune.search.budget import Budget
 from plantune.search.crew import Crew
-from plantune.search.rdb import Persistent, close_shared, opened_shared
 from plantune.search.results import Patience, silent
 from plantune.search.seats import environment_on
+from plantune.search.shared.board import Board
+from plantune.search.shared.board_rows import Place
+from plantune.search.shared.rdb import Persistent, close_shared, opened_shared
 from plantune.search.step_search import StepSearch
 from plantune.space.arch import load_arch
 
@@ -216,7 +216,7 @@ class TestSeats:
     def here(self, monkeypatch):
         def put(*capabilities):
             found = [LocalGpu(i, f"GPU {c}", c, 1 << 30) for i, c in enumerate(capabilities)]
-            monkeypatch.setattr("plantune.gpus.gpus_here", lambda: tuple(found))
+            monkeypatch.setattr("plantune.devices.gpus.gpus_here", lambda: tuple(found))
 
         return put
 

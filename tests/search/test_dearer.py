@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from plantune.default_plans import default_plan, hand_plan
-from plantune.graph.extract import extract
+from plantune.base.outcome import Measured
+from plantune.devices.machine import cpu_environment
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
-from plantune.machine import cpu_environment
-from plantune.measure.race import Race
+from plantune.measure.racing.race import Race
 from plantune.measure.timing import Timing, ratio_interval
-from plantune.outcome import Measured
-from plantune.plan_db.database import PlanDatabase
-from plantune.problem import Problem
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.guess import default_plan, hand_plan
+from plantune.plans.problem import Problem
 from plantune.search.budget import Budget
 from plantune.search.candidates import candidates_of
 from plantune.search.dearer import without_dearer
@@ -181,7 +181,7 @@ def test_what_is_common_to_both_does_not_hide_the_difference(net, space, steps):
 
 
 def test_a_plan_with_a_kernel_that_was_found_wrong_is_left_out(net, space, store):
-    from plantune.outcome import Rejected
+    from plantune.base.outcome import Rejected
 
     class Wrong(Table):
         def measure(self, step, candidate, limit_us):

@@ -8,12 +8,13 @@ from functools import partial
 
 import pytest
 
-from plantune.canonical import Attrs
-from plantune.default_plans import default_plan, hand_plan
+from plantune.base.canonical import Attrs
+from plantune.base.outcome import Rejected
 from plantune.errors import OutOfTime
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
-from plantune.outcome import Rejected
+from plantune.plans.guess import default_plan, hand_plan
+from plantune.plans.workload import Workload
 from plantune.search.budget import CACHED, Budget, Durations
 from plantune.search.builds import Builds, built_as
 from plantune.search.candidates import LONG_BUILD_S
@@ -21,7 +22,6 @@ from plantune.search.policy import DIRECT
 from plantune.search.ranking import affordable, building_s
 from plantune.search.results import silent
 from plantune.search.step_search import StepSearch
-from plantune.workload import Workload
 
 FRAMEWORK = Candidate("framework", Attrs(layout="nchw"))
 COMPILED = Candidate("inductor", Attrs(layout="nchw"))
@@ -129,7 +129,7 @@ def test_plans_that_take_long_to_build_are_left_out(graph, space, measurer, stor
 
 @pytest.mark.usefixtures("as_with_a_compiler")
 def test_one_source_is_built_once_for_all_steps(space, measurer, store, monkeypatch):
-    monkeypatch.setattr("plantune.kernels.cxx.carried_library", lambda *unit: None)
+    monkeypatch.setattr("plantune.kernels.cpu.cxx.carried_library", lambda *unit: None)
     graph = Workload("resnet18", 1).graph
     steps = StepSearch(graph, space, measurer, store)
     compiled = hand_plan(graph, space, network="resnet18", without=DIRECT)

@@ -7,18 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from plantune.base.outcome import Measured
+from plantune.devices.gpus import Seat
+from plantune.devices.machine import cpu_environment
 from plantune.errors import MeasureTimeout, OutOfTime, WrongResult
-from plantune.gpus import Seat
-from plantune.machine import cpu_environment
-from plantune.measure.race import Race
+from plantune.measure.racing.race import Race
 from plantune.measure.timing import Timing, ratio_interval
-from plantune.outcome import Measured
-from plantune.plan_db.database import PlanDatabase
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.workload import Workload
 from plantune.search.budget import Budget
 from plantune.search.elsewhere import compiled_elsewhere, prove_elsewhere, start_all
 from plantune.search.results import Settings
 from plantune.search.search import Search
-from plantune.workload import Workload
 
 TIMES = {"plantune": Timing((2.0,) * 9), "eager": Timing((3.0,) * 9)}
 RACE = Race(TIMES, {}, "eager", ratio_interval(TIMES["plantune"], TIMES["eager"]))

@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import nn
 
+from plantune.base.outcome import Rejected
+from plantune.devices.machine import cpu_environment
 from plantune.errors import CannotJudge, MeasureTimeout, OutOfTime, WorkerDied, WrongResult
-from plantune.graph.extract import extract
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
-from plantune.machine import cpu_environment
-from plantune.measure.race import Race
+from plantune.measure.racing.race import Race
 from plantune.measure.timing import Timing, ratio_interval
-from plantune.outcome import Rejected
-from plantune.plan_db.database import PlanDatabase
-from plantune.problem import Problem
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.problem import Problem
+from plantune.plans.workload import Workload
 from plantune.search.endings import why_needless
 from plantune.search.results import Settings
 from plantune.search.search import Search
-from plantune.workload import Workload
 
 WRONG = WrongResult("the gradient is off by 5e15 of its size", 5e15, 0.5)
 

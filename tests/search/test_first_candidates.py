@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from plantune.graph.extract import extract
+from plantune.base.outcome import Measured
+from plantune.devices.machine import cpu_environment
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels import registry
-from plantune.machine import cpu_environment
-from plantune.measure.race import Race
+from plantune.measure.racing.race import Race
 from plantune.measure.timing import Timing, ratio_interval
-from plantune.outcome import Measured
-from plantune.plan_db.database import PlanDatabase
-from plantune.problem import Problem
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.problem import Problem
 from plantune.search import search as search_module
 from plantune.search.builds import Builds
 from plantune.search.candidates import step_candidates

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from plantune.default_plans import default_plan
-from plantune.graph.extract import extract
+from plantune.base.outcome import Measured, Rejected
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.measure.timing import Timing
-from plantune.outcome import Measured, Rejected
-from plantune.plan import check_plan
+from plantune.plans.guess import default_plan
+from plantune.plans.plan import check_plan
 from plantune.search.candidates import StepCandidate, step_candidates
 from plantune.search.ranking import NEAR, branched, improved, swaps
 from plantune.space.search_space import load_search_space

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from plantune import rivals
-from plantune.default_plans import default_plan
-from plantune.measure.entrants import PLANTUNE
-from plantune.measure.race import Race
+from plantune.measure.racing.entrants import PLANTUNE
+from plantune.measure.racing.race import Race
 from plantune.measure.timing import Timing
+from plantune.plans import rivals
+from plantune.plans.guess import default_plan
+from plantune.plans.standing import CAPTURED, Standing, loss_text
 from plantune.search.judgement import duels_of, judged, repeated, undecided
-from plantune.standing import CAPTURED, Standing, loss_text
 
 WIDE = (60.0, 140.0, 100.0, 75.0, 125.0, 90.0, 110.0, 100.0)
 

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from plantune.canonical import Attrs
-from plantune.default_plans import Preference, compose, default_plan
-from plantune.graph.extract import extract
+from plantune.base.canonical import Attrs
+from plantune.devices.machine import cpu_environment
 from plantune.graph.fusions import fusions_named
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
-from plantune.machine import cpu_environment
-from plantune.plan import Choice, check_plan
-from plantune.plan_db.database import PlanDatabase
-from plantune.problem import Problem
-from plantune.runtime.program import Program
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.guess import Preference, compose, default_plan
+from plantune.plans.plan import Choice, check_plan
+from plantune.plans.problem import Problem
+from plantune.runtime.program.program import Program
 from plantune.search import known
 from plantune.search.known import fitted, incumbent, known_plans
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
+from plantune.base.outcome import Measured, Rejected
 from plantune.measure.machine_state import Machine, State
-from plantune.measure.race import Race
+from plantune.measure.racing.race import Race
 from plantune.measure.timing import Timing
-from plantune.outcome import Measured, Rejected
 from plantune.search.budget import Budget
 from plantune.search.judgement import race_notes
 from plantune.search.machine_log import MachineLog, SlowPhases

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from plantune.machine import Environment
-from plantune.outcome import Measured, Rejected
-from plantune.plan_db.database import PlanDatabase
+from plantune.base.outcome import Measured, Rejected
+from plantune.devices.machine import Environment
+from plantune.plans.database.plan_database import PlanDatabase
 from plantune.search.candidates import step_candidates
 from plantune.search.measuring import StoredTrials
 

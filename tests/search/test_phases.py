@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from plantune.base.outcome import Rejected
 from plantune.errors import CannotJudge, NoViableCandidate, OutOfTime, WorkerDied
 from plantune.measure.timing import Effort, Timing
-from plantune.outcome import Rejected
+from plantune.plans.workload import Workload
 from plantune.search.budget import Budget
 from plantune.search.phases import (
     MAKES,
@@ -24,7 +25,6 @@ from plantune.search.phases import (
 from plantune.search.ranking import close, evened, of_makes, whole
 from plantune.search.results import Settings, silent
 from plantune.space.search_space import load_search_space
-from plantune.workload import Workload
 
 EFFORT = Effort(budget_s=0.1)
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from plantune.cuda.build import Binary
+from plantune.base.outcome import Rejected
+from plantune.devices.cuda.build import Binary
 from plantune.errors import BuildError, InvalidPlan
-from plantune.graph.extract import extract
 from plantune.graph.graph import Graph
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
-from plantune.outcome import Rejected
-from plantune.plan import check_plan
-from plantune.problem import Problem
+from plantune.plans.plan import check_plan
+from plantune.plans.problem import Problem
 from plantune.search import predict
 from plantune.search.predict import FAILURES_MAX, Prediction, Predictor, conversion_on
 from plantune.space.search_space import load_search_space

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.kernels.family import Candidate
 from plantune.search.queue import FIRST, MOST_IN_ORDER, PATIENCE, SERIOUS, Queue
 from plantune.search.studies import Studies

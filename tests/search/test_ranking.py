@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from plantune.default_plans import COMPILED, default_plan, hand_plan
+from plantune.base.outcome import Measured, Rejected
 from plantune.measure.timing import Timing
-from plantune.outcome import Measured, Rejected
+from plantune.plans.guess import COMPILED, default_plan, hand_plan
 from plantune.search.candidates import step_candidates
 from plantune.search.ranking import fastest, is_deterministic, is_tie
 

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from plantune.default_plans import hand_plan
+from plantune.devices.machine import cpu_environment
 from plantune.errors import OutOfTime
-from plantune.machine import cpu_environment
 from plantune.measure.machine_state import State
-from plantune.measure.race import Race
+from plantune.measure.racing.race import Race
 from plantune.measure.timing import Timing, ratio_interval
-from plantune.plan_db.database import PlanDatabase
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.guess import hand_plan
+from plantune.plans.workload import Workload
 from plantune.search import phases
 from plantune.search.budget import Budget
 from plantune.search.results import Settings
 from plantune.search.search import Search
-from plantune.workload import Workload
 
 
 def search_of(workload, *arguments):

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from plantune.default_plans import hand_plan
-from plantune.outcome import Measured, Rejected
+from plantune.base.outcome import Measured, Rejected
+from plantune.plans.guess import hand_plan
 from plantune.search.budget import Budget
 from plantune.search.builds import Builds
 from plantune.search.clusters import MOST_FAULTS
@@ -62,7 +62,7 @@ def test_equal_steps_share_a_measurement(space, measurer, store):
     import torch
     from torch import nn
 
-    from plantune.graph.extract import extract
+    from plantune.graph.tracing.extract import extract
     from plantune.graph.types import TensorType
 
     class Twice(nn.Module):

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy
 from optuna.trial import TrialState
 
-from plantune.outcome import Measured, Rejected
+from plantune.base.outcome import Measured, Rejected
 from plantune.search.budget import Budget
 from plantune.search.candidates import step_candidates
 from plantune.search.results import silent

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plantune import paths
+from plantune.base import paths
 from plantune.errors import InvalidSearchSpace, PlantuneError
 from plantune.space.arch import (
     ARCH_NAMES,

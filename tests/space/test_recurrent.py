@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from plantune.kernels.scan_division import Division, Sequence
-from plantune.scans import RecurrentLayers
+from plantune.graph.operators.scans import RecurrentLayers
+from plantune.kernels.recurrent.scan_division import Division, Sequence
 from plantune.space.recurrent import rival, scans_on
 from plantune.space.search_space import load_search_space
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.errors import InvalidSearchSpace
 from plantune.kernels.registry import family_named
 from plantune.space.arch import ARCH_NAMES

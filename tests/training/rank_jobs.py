@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy
 
 from plantune import LossScale, TrainStep, optimize
 from plantune.errors import BuildError, PlantuneError
-from plantune.plan import EAGER, PROGRAM
-from plantune.runtime import choose
+from plantune.plans.plan import EAGER, PROGRAM
+from plantune.runtime.calls import choose
 from plantune.training.groups import Group
 
 IMAGES, STEPS = 8, 6

@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def script():
-    return runpy.run_path(str(ROOT / "tools" / "follow_training.py"))
+    return runpy.run_path(str(ROOT / "tools" / "studies" / "follow_training.py"))
 
 
 def test_free_runs(script):

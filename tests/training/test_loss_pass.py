@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from plantune import TrainStep, UnplannedCall, optimize
-from plantune.default_plans import COMPILED, hand_plan
-from plantune.runtime.own_leaves import leaves_of, own_leaf, standing_in
-from plantune.runtime.rehearsal import rehearsing
+from plantune.plans.guess import COMPILED, hand_plan
+from plantune.runtime.captured.own_leaves import leaves_of, own_leaf, standing_in
+from plantune.runtime.captured.rehearsal import rehearsing
 from plantune.training.loss_pass import LossPass
 
 
 @pytest.fixture
 def tuned(model, batches, monkeypatch):
     monkeypatch.setattr(
-        "plantune.runtime.choose.guessed_plan",
+        "plantune.runtime.calls.choose.guessed_plan",
         lambda *args, **options: hand_plan(*args, **options, without=COMPILED),
     )
     return optimize(model, batches[0][0], mode="train", share=True)

@@ -21,10 +21,10 @@ def x():
 @pytest.fixture
 def by_hand(monkeypatch):
     """Without a stored plan a CPU runs eager."""
-    from plantune.default_plans import COMPILED, hand_plan
+    from plantune.plans.guess import COMPILED, hand_plan
 
     monkeypatch.setattr(
-        "plantune.runtime.choose.guessed_plan",
+        "plantune.runtime.calls.choose.guessed_plan",
         lambda *args, **options: hand_plan(*args, **options, without=COMPILED),
     )
 

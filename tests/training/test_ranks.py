@@ -166,7 +166,7 @@ def test_the_guides_actors_compute_with_the_learners_weights(tmp_path):
 
 
 def test_the_study_of_ranks_times_each_way_and_compares_weights(tmp_path):
-    path, file = JOBS.parents[2] / "tools" / "ranks_study.py", tmp_path / "study.json"
+    path, file = JOBS.parents[2] / "tools" / "studies" / "ranks.py", tmp_path / "study.json"
     counts = ["--images", "1", "--steps", "2", "--rounds", "1", "--calls", "1"]
     arguments = [str(path), *counts, "--one-step", "--json", str(file)]
     run(2, tmp_path.name, RUN.format(arguments=arguments, path=str(path)))
@@ -183,7 +183,7 @@ def test_the_study_of_ranks_times_each_way_and_compares_weights(tmp_path):
 
 
 def test_ranks_train_beside_eager_with_whole_batches(tmp_path):
-    path = JOBS.parents[2] / "tools" / "follow_training.py"
+    path = JOBS.parents[2] / "tools" / "studies" / "follow_training.py"
     counts = ["--device", "cpu", "--dtype", "amp", "--steps", "10", "--runs", "2"]
     arguments = [str(path), "ranks", *counts]
     code = RUN.format(arguments=arguments, path=str(path))

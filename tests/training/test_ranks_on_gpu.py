@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from plantune import LossScale, TrainStep
-from plantune.runtime.exchange import current_exchange
+from plantune.runtime.program.exchange import current_exchange
 from plantune.training.reduce import Reducer
 
 pytestmark = [

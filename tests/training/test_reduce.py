@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from plantune.errors import CaptureError
 from plantune.models.se_resnet9 import SEResNet9Fixup
-from plantune.runtime.exchange import current_exchange
-from plantune.runtime.rehearsal import rehearsing
+from plantune.runtime.captured.rehearsal import rehearsing
+from plantune.runtime.program.exchange import current_exchange
 from plantune.training import reduce as module
 from plantune.training.loss_pass import LossPass
 from plantune.training.reduce import Reducer, buckets_of

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from plantune import TrainStep
-from plantune.cuda.flags import flags
+from plantune.devices.cuda.flags import flags
 from plantune.training.captured_step import UncapturedStep, _line_of
 from plantune.training.replays import MOST_KINDS, Replays
 

@@ -10,14 +10,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from plantune import TrainStep, UnplannedCall, optimize
-from plantune.default_plans import COMPILED, hand_plan
+from plantune.plans.guess import COMPILED, hand_plan
 
 
 @pytest.fixture(autouse=True)
 def _from_plans(monkeypatch):
     """On a CPU the guess may be to run eagerly."""
     monkeypatch.setattr(
-        "plantune.runtime.choose.guessed_plan",
+        "plantune.runtime.calls.choose.guessed_plan",
         lambda *args, **options: hand_plan(*args, **options, without=COMPILED),
     )
 

@@ -1,21 +1,21 @@
 """What golden files need of the package: the one place to change when names move."""
 
+from plantune.base.paths import data_folder
 from plantune.cli import main as command_line
-from plantune.default_plans import default_plan, guessed_plan, hand_plan
 from plantune.errors import PlantuneError
 from plantune.graph.fusions import all_fusions
 from plantune.graph.graph import Graph
 from plantune.graph.partition import alternatives
 from plantune.kernels.registry import all_families, candidates, family_named
-from plantune.kernels.samples import samples
+from plantune.measure.kernel_samples import samples
 from plantune.models.registry import network_names
-from plantune.paths import data_folder
-from plantune.plan import Plan, candidates_by_step, check_plan, named_as
-from plantune.plan_db.exports import read_export
-from plantune.plan_db.stored import find_stored_plan
+from plantune.plans.database.exports import read_export
+from plantune.plans.database.stored import find_stored_plan
+from plantune.plans.guess import default_plan, guessed_plan, hand_plan
+from plantune.plans.plan import Plan, candidates_by_step, check_plan, named_as
+from plantune.plans.workload import Workload
 from plantune.space.arch import ARCH_NAMES
 from plantune.space.search_space import SearchSpace, load_search_space
-from plantune.workload import Workload
 
 __all__ = [
     "ARCH_NAMES",

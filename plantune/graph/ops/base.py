@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.errors import InvalidGraph
 from plantune.graph.types import TensorType
 

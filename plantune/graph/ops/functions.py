@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.graph.ops.base import Gradient, Gradients, Op, PointwiseOp, Tensors
 
 aten = torch.ops.aten

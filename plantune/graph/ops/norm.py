@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.graph.ops.base import Domain, Gradient, Gradients, Op, Tensors, Types
 from plantune.graph.types import DTYPES, TensorType, dtype_name
 

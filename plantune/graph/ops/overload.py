@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs, canonical
+from plantune.base.canonical import Attrs, canonical
 from plantune.errors import InvalidGraph
 from plantune.graph.memory import in_rows
 from plantune.graph.ops.base import Domain, Gradient, Op, Types

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs, canonical
+from plantune.base.canonical import Attrs, canonical
 from plantune.errors import UnsupportedModule
 from plantune.graph.ops.base import Domain, Gradient, Op, Types
 from plantune.graph.ops.history import History, history_of, owned, record, row_major

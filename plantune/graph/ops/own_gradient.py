@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from plantune.canonical import Attrs, canonical
+from plantune.base.canonical import Attrs, canonical
 from plantune.graph.ops.base import Gradient, Op, Types
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class OwnGradient(Op):
     gradients. `backward` is the pass as a graph: of the gradients of the results, and of what it
     reads, it makes those of the inputs at the places `targets`.
 
-    It stands in a graph until the backward pass is added (plantune/graph/differentiate.py).
+    It stands in a graph until the backward pass is added (plantune/graph/passes/differentiate.py).
     """
 
     name = OWN_GRADIENT

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.graph.ops.base import Domain, Gradient, Gradients, Op, Tensors, Types
 from plantune.graph.types import TensorType
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.graph.ops.base import Gradient, Gradients, Op, Tensors, Types, broadcasts
 from plantune.graph.types import TensorType
 

@@ -1,4 +1,5 @@
-"""Recurrent layers over a sequence, with episodes that end inside of it (see plantune/scans.py).
+"""Recurrent layers over a sequence, with episodes that end inside of it (see
+plantune/graph/operators/scans.py).
 
 Inputs are what the inputs add to the gates (T, N, gates x H), the state (N, H), for an LSTM the
 cell, the recurrent weight and bias, and with `resets` where episodes begin (T, N).
@@ -10,10 +11,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
+from plantune.graph.operators.scans import gru_scan, gru_scan_grad, lstm_scan, lstm_scan_grad
 from plantune.graph.ops.base import Gradient, Gradients, Op, Tensors, Types
 from plantune.graph.types import TensorType
-from plantune.scans import gru_scan, gru_scan_grad, lstm_scan, lstm_scan_grad
 
 
 class Scan(Op):

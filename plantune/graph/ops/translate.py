@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
+from plantune.graph.operators.gru_translate import WEIGHTS, translate
 from plantune.graph.ops.base import Domain, Op, Tensors, Types
 from plantune.graph.types import TensorType
-from plantune.models.gru_translate import WEIGHTS, translate
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from plantune.graph.operators.scans import RecurrentLayers
 from plantune.graph.types import TensorType
-from plantune.scans import RecurrentLayers
 
 
 class NotRead(Exception):

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from plantune.graph.operators.gru_translate import OPERATOR
+from plantune.graph.operators.scans import GRU_SCAN, LSTM_SCAN, RecurrentLayers
 from plantune.graph.spelling.fills import filled
 from plantune.graph.spelling.layers import linear
 from plantune.graph.spelling.reader import NotRead, Reader, Value
 from plantune.graph.spelling.shapes import reshape, transpose
-from plantune.models.gru_translate import OPERATOR
-from plantune.scans import GRU_SCAN, LSTM_SCAN, RecurrentLayers
 
 A = torch.ops.aten
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
-from plantune.cuda.flags import float32_precisions
-from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Frame, Parts
+from plantune.devices.cuda.flags import float32_precisions
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, CudaFamily, Frame, Parts
+from plantune.kernels.cuda.launcher import Launcher
 from plantune.kernels.cutlass.gemm import (
     INDEX_MAX,
     Gemm,
@@ -32,7 +33,6 @@ from plantune.kernels.cutlass.launch import (
     prepare,
 )
 from plantune.kernels.cutlass.main_loop import ELEMENTS, MainLoop
-from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns.expression import Chain, rendered
 from plantune.space.search_space import SearchSpace
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from plantune.graph import Attrs, Step
 from plantune.kernels.chips import measured_chip
+from plantune.kernels.cuda.launcher import PROGRAMMATIC_FROM
 from plantune.kernels.cutlass.main_loop import MainLoop
-from plantune.kernels.launcher import PROGRAMMATIC_FROM
 from plantune.space.arch import Arch, Chip
 
 # CUTLASS counts pixels, and elements of one image, in 32 bits; a tile may reach beyond the last.

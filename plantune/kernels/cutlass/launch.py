@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from plantune.cuda.build import Binary
-from plantune.cuda.kernel import Kernel
-from plantune.cuda.structs import fields
+from plantune.devices.cuda.build import Binary
+from plantune.devices.cuda.kernel import Kernel
+from plantune.devices.cuda.structs import fields
 
 SPLIT_MODES = {"serial": 0, "parallel": 1}
 PARAMS_BYTES_MAX = 4096

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.space.arch import Arch
 
 ELEMENTS = {"float16": "half_t", "bfloat16": "bfloat16_t", "float32": "float"}

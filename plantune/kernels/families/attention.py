@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from plantune.graph import Step
-from plantune.kernels import vector_kernel
-from plantune.kernels.constants import rows_of
-from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, refuse
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, refuse
+from plantune.kernels.cuda.warp_mma import DTYPES
 from plantune.kernels.patterns.attention import Addend, AttentionParts, Operand, attention_parts
-from plantune.kernels.warp_mma import DTYPES
+from plantune.kernels.weights.constants import rows_of
 
 # A row's scores and its result stay in a thread's registers, a head's keys and values in shared
 # memory that needs no leave.

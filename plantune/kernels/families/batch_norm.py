@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from plantune.graph.graph import Node
-from plantune.kernels import vector_kernel
-from plantune.kernels.channel_slices import Slices, slices_kernels
-from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.channel_slices import Slices, slices_kernels
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.patterns.expression import Chain, expression, functors
 from plantune.kernels.patterns.sample_norm import what_follows
@@ -30,7 +30,7 @@ class BatchNormParts(Parts):
 
 
 class BatchNorm(CudaFamily[BatchNormParts]):
-    """Config: see `plantune.kernels.channel_slices`."""
+    """Config: see `plantune.kernels.cuda.channel_slices`."""
 
     name: ClassVar = "batch_norm"
     image_layout = "nhwc"

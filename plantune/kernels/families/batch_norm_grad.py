@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from plantune.graph.graph import Node
-from plantune.kernels import vector_kernel
-from plantune.kernels.channel_slices import Slices, slices_kernels
-from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.channel_slices import Slices, slices_kernels
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.patterns.pointwise_chain import (
     Expression,
@@ -55,7 +55,7 @@ class BatchNormGradParts(Parts):
 
 
 class BatchNormGrad(CudaFamily[BatchNormGradParts]):
-    """Config: see `plantune.kernels.channel_slices`."""
+    """Config: see `plantune.kernels.cuda.channel_slices`."""
 
     name: ClassVar = "batch_norm_grad"
     image_layout = "nhwc"

@@ -9,12 +9,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from plantune.canonical import Attrs
-from plantune.cuda.flags import float32_precisions
+from plantune.base.canonical import Attrs
+from plantune.devices.cuda.flags import float32_precisions
 from plantune.errors import IllegalCandidate
 from plantune.graph.ops.overload import ARGUMENTS, MATMUL
-from plantune.kernels import vector_kernel
-from plantune.kernels.cuda_family import Arch, Binding, CudaFamily, Frame, Parts, Step, refuse
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.cuda_family import Arch, Binding, CudaFamily, Frame, Parts, Step, refuse
 from plantune.kernels.cutlass.family import possible_configs
 from plantune.kernels.cutlass.gemm import INDEX_MAX, Gemm, estimate_us, why_not_tile
 from plantune.kernels.cutlass.main_loop import ELEMENTS, MainLoop

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
-from plantune.cuda.structs import fields
+from plantune.devices.cuda.structs import fields
 from plantune.graph import Node, Step, TensorType
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.ops.overload import CONCAT, joined
 from plantune.graph.ops.overload_backward import WANTED
-from plantune.kernels import vector_kernel
-from plantune.kernels.constants import Arrangement, Constants, Parameter, channel_values
-from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
 from plantune.kernels.legality import not_the_end_alone
 from plantune.kernels.patterns.expression import Chain, expression, functors
-from plantune.kernels.pitch import pitch_of
 from plantune.kernels.rendering import struct
+from plantune.kernels.weights.constants import Arrangement, Constants, Parameter, channel_values
+from plantune.kernels.weights.pitch import pitch_of
 
 # A kernel takes 4096 bytes of arguments, twelve for each image.
 SOURCES_MAX = 128

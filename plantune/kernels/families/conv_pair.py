@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plantune.cuda.structs import fields
+from plantune.devices.cuda.structs import fields
 from plantune.graph import Node
-from plantune.kernels import vector_kernel
-from plantune.kernels.constants import Arrangement, Constants, Parameter
-from plantune.kernels.cuda_family import (
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.cuda_family import (
     Arch,
     Attrs,
     Binding,
@@ -23,13 +22,14 @@ from plantune.kernels.cuda_family import (
     first_reason,
     refuse,
 )
+from plantune.kernels.cuda.small_matrix import MMA_FROM
+from plantune.kernels.cuda.warp_mma import DTYPES, why_not_elements
 from plantune.kernels.families.grouped_conv import CHECK, UNIT, Groups, packed_filters
 from plantune.kernels.legality import READ_OUTSIDE
 from plantune.kernels.patterns.epilogue import ConvEpilogue, channel_parts, epilogue_of
 from plantune.kernels.patterns.expression import expression, functors
 from plantune.kernels.rendering import struct
-from plantune.kernels.small_matrix import MMA_FROM
-from plantune.kernels.warp_mma import DTYPES, why_not_elements
+from plantune.kernels.weights.constants import Arrangement, Constants, Parameter
 
 CHANNELS_MAX = 32
 PIXELS_MIN, PIXELS_MAX = 32, 1024

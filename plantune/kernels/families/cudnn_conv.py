@@ -13,12 +13,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plantune.cuda import cudnn
+from plantune.devices.cuda import cudnn
 from plantune.graph import Step
-from plantune.kernels.constants import Arrangement, Constants, conv_weight, floats
+from plantune.graph.layouts import aligned, view_bytes
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, KernelFamily, SearchSpace, refuse
 from plantune.kernels.patterns.epilogue import ConvParts, conv_epilogue
-from plantune.layouts import aligned, view_bytes
+from plantune.kernels.weights.constants import Arrangement, Constants, conv_weight, floats
 
 
 @dataclass(frozen=True)

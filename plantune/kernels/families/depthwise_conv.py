@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from plantune.kernels import vector_kernel
-from plantune.kernels.constants import Arrangement
-from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.patterns.epilogue import channel_parts, conv_epilogue
 from plantune.kernels.patterns.tiled_conv import TiledConv, arguments
+from plantune.kernels.weights.constants import Arrangement
 
 # Sums that a thread holds: more, with what it reads, do not fit into its registers.
 SUMS_MAX = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from plantune.graph import Step
-from plantune.kernels import direct
+from plantune.kernels.cpu import direct
 from plantune.kernels.family import Attrs, Binding, Frame
 from plantune.kernels.patterns.epilogue import ConvParts, usual_parts
 

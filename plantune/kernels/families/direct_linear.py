@@ -7,9 +7,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from plantune.graph import Step
-from plantune.kernels import direct
+from plantune.kernels.cpu import direct
+from plantune.kernels.cpu.folded import Epilogue
 from plantune.kernels.family import Attrs, Binding, Frame, refuse
-from plantune.kernels.folded import Epilogue
 from plantune.kernels.patterns.expression import defined_function
 from plantune.kernels.patterns.linear_layer import LinearLayer, linear_layer_of
 

@@ -9,16 +9,16 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plantune.cuda.structs import fields
-from plantune.kernels.constants import Arrangement, Constants, floats
+from plantune.devices.cuda.structs import fields
+from plantune.kernels.cuda.launcher import Launcher
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, images, refuse
 from plantune.kernels.hopper.family import COSTS, WarpgroupFamily
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.tiles import ConvShape
-from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, epilogue_of
 from plantune.kernels.patterns.expression import expression, functors
 from plantune.kernels.rendering import struct
+from plantune.kernels.weights.constants import Arrangement, Constants, floats
 
 WARPGROUP, TILE_O, UNIT_BYTES = 128, 64, 16
 WARPGROUPS = 3  # of a multiprocessor

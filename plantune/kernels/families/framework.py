@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plantune.canonical import words
+from plantune.base.canonical import words
 from plantune.graph import Node, Step, TensorType
+from plantune.graph.layouts import aligned, in_layout, view_bytes
 from plantune.graph.ops import op_named
 from plantune.graph.ops.base import PointwiseOp
 from plantune.graph.ops.history import HISTORY
@@ -18,7 +19,6 @@ from plantune.kernels.chips import slowdown
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, KernelFamily, Parts
 from plantune.kernels.one_call import BIASED, call_together, calls_in
 from plantune.kernels.torch_ops import Call, viewed, writes
-from plantune.layouts import aligned, in_layout, view_bytes
 
 # Their kernels follow the layout of the image: batch norm writes in it even into given memory of
 # another layout, pools copy the image first if it is not that of the result.

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.ops.matmul import operands
+from plantune.kernels.cpu.folded import Folded
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, KernelFamily, Step, Values, refuse
-from plantune.kernels.folded import Folded
 from plantune.kernels.patterns.epilogue import ConvParts, usual_parts
 from plantune.kernels.patterns.linear_layer import LinearLayer, linear_layer_of
 from plantune.kernels.patterns.pointwise_conv import POINTWISE, is_pointwise

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from plantune.kernels import vector_kernel
-from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step, refuse
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step, refuse
 from plantune.kernels.patterns.sample_norm import GradientOfNorm, GroupsOfNorm
 from plantune.kernels.rendering import struct
 

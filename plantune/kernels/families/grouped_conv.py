@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from plantune.kernels import vector_kernel
-from plantune.kernels.constants import Arrangement
-from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
+from plantune.kernels.cuda.small_matrix import MMA_FROM
+from plantune.kernels.cuda.warp_mma import DTYPES, why_not_elements
 from plantune.kernels.families.first_conv import POOL
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.patterns.epilogue import (
@@ -25,8 +26,7 @@ from plantune.kernels.patterns.epilogue import (
 )
 from plantune.kernels.patterns.other_step import as_convolution, filter_arrangement
 from plantune.kernels.patterns.tiled_conv import TiledConv, arguments
-from plantune.kernels.small_matrix import MMA_FROM
-from plantune.kernels.warp_mma import DTYPES, why_not_elements
+from plantune.kernels.weights.constants import Arrangement
 
 UNIT = 8  # channels that one product reads of a pixel, and that it makes
 SLAB = 64  # channels of a block, at least if there are so many: lines of 128 bytes

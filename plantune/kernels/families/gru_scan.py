@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from plantune.kernels.scan_family import ScanFamily
-from plantune.kernels.scan_launches import structure
+from plantune.kernels.recurrent.scan_family import ScanFamily
+from plantune.kernels.recurrent.scan_launches import structure
 
 OF_SCAN = ("gates", "state", "weight", "bias", "done", "words", "launches")
 

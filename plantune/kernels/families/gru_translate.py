@@ -9,20 +9,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plantune.cuda.kernel import Kernel
-from plantune.cuda.structs import fields
+from plantune.devices.cuda.kernel import Kernel
+from plantune.devices.cuda.structs import fields
 from plantune.errors import BuildError
-from plantune.kernels.constants import Constants, rows_of
-from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
-from plantune.kernels.gru_encoder import Encoder
-from plantune.kernels.translation import (
+from plantune.kernels.recurrent.gru_encoder import Encoder
+from plantune.kernels.recurrent.translation import (
     Sentences,
     SharedArguments,
     reasons,
     sentences_of,
     shared_arguments,
 )
+from plantune.kernels.weights.constants import Constants, rows_of
 
 # As in translate.h: hidden units of a block, one warp each.
 THREADS, UNITS = 512, 4

@@ -14,23 +14,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs
-from plantune.cuda import driver
-from plantune.cuda.kernel import Kernel
-from plantune.cuda.loops import Loop, add_loop, can_loop
-from plantune.cuda.structs import fields
+from plantune.base.canonical import Attrs
+from plantune.devices.cuda import driver
+from plantune.devices.cuda.kernel import Kernel
+from plantune.devices.cuda.loops import Loop, add_loop, can_loop
+from plantune.devices.cuda.structs import fields
 from plantune.graph.step import Step
-from plantune.kernels.constants import rows_of
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.cuda.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.legality import first_reason, refuse
-from plantune.kernels.translation import (
+from plantune.kernels.recurrent.translation import (
     Sentences,
     SharedArguments,
     reasons,
     sentences_of,
     shared_arguments,
 )
+from plantune.kernels.weights.constants import rows_of
 from plantune.space.arch import Arch
 
 UNIT_THREADS, ROW_THREADS = 128, 256

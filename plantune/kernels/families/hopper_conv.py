@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from plantune.errors import IllegalCandidate
 from plantune.kernels.chips import measured_chip
-from plantune.kernels.constants import Constants
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, refuse
 from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper.design import Design
@@ -15,6 +14,7 @@ from plantune.kernels.hopper.launch import Launch
 from plantune.kernels.hopper.tiles import PoolGather, dense_box, reused_box
 from plantune.kernels.patterns.epilogue import conv_epilogue
 from plantune.kernels.patterns.other_step import as_convolution
+from plantune.kernels.weights.constants import Constants
 
 INCLUDE = '#include "cuda/{}.h"\n'
 # From so many tiles of a multiprocessor on, blocks stay that have one alone.

@@ -10,16 +10,16 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from plantune.cuda.tensor_map import TensorMap, tensor_map
+from plantune.devices.cuda.tensor_map import TensorMap, tensor_map
 from plantune.errors import IllegalCandidate
 from plantune.graph import Node, Step
+from plantune.kernels.cuda.launcher import Launcher
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, Parts, images, refuse
 from plantune.kernels.hopper.family import COSTS, WarpgroupFamily
 from plantune.kernels.hopper.launch import beyond_copies, placing_images, room_for, word
 from plantune.kernels.hopper.products import ELEMENTS
 from plantune.kernels.hopper.tiles import CHUNK, ConvShape
 from plantune.kernels.hopper.weight_gradient import Cut, WgradDesign, best_cut
-from plantune.kernels.launcher import Launcher
 from plantune.kernels.legality import not_within
 
 STRIDE_MAX, KERNEL_MAX = 2, 3

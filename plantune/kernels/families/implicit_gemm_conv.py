@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import torch
 
 from plantune.errors import IllegalCandidate
-from plantune.kernels.constants import Arrangement, Constants, floats
-from plantune.kernels.cuda_family import Arch, Attrs, Binding, Frame, Step, refuse
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, Binding, Frame, Step, refuse
+from plantune.kernels.cuda.launcher import Launcher
 from plantune.kernels.cutlass import family as cutlass
 from plantune.kernels.cutlass.gemm import (
     Gemm,
@@ -23,10 +23,10 @@ from plantune.kernels.cutlass.gemm import (
     why_not_tile,
 )
 from plantune.kernels.cutlass.launch import ConvOperands
-from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns.epilogue import ConvParts, conv_epilogue
 from plantune.kernels.patterns.expression import Chain, functions_in
 from plantune.kernels.patterns.other_step import as_convolution, filter_arrangement
+from plantune.kernels.weights.constants import Arrangement, Constants, floats
 
 UNALIGNED_THREADS, UNALIGNED_BLOCKS_MAX = 256, 1 << 16
 

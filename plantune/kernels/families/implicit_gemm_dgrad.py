@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from plantune.graph import Node, Step, TensorType
-from plantune.kernels.constants import Arrangement, Constants
 from plantune.kernels.families.implicit_gemm_conv import GemmParts, ImplicitGemmConv, read_constants
 from plantune.kernels.family import Arch, Attrs, Frame, refuse
 from plantune.kernels.legality import not_within
 from plantune.kernels.patterns.other_step import OtherStep
+from plantune.kernels.weights.constants import Arrangement, Constants
 
 ONE = (1, 1)
 SUMS_MAX = 64

@@ -12,7 +12,7 @@ import torch
 
 from plantune.errors import IllegalCandidate
 from plantune.graph import Node, Step
-from plantune.kernels.cuda_family import Arch, Attrs, Binding, Frame, refuse
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, Binding, Frame, refuse
 from plantune.kernels.cutlass import family as cutlass
 from plantune.kernels.cutlass.gemm import Gemm, counters_of, why_not_split, why_not_tile
 from plantune.kernels.cutlass.launch import ConvOperands

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from plantune.build_log import build_error, first_error
-from plantune.device import first_line
+from plantune.base.build_log import build_error, first_error
+from plantune.devices.device import first_line
+from plantune.devices.host import NO_COMPILER, cxx_compiler
 from plantune.graph import Step
-from plantune.host import NO_COMPILER, cxx_compiler
+from plantune.graph.layouts import in_layout, view_bytes
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, KernelFamily, Parts, images, refuse
-from plantune.layouts import in_layout, view_bytes
 
 # They compute nothing, so their compiled result may be a view of the step's input.
 MOVES = ("reshape", "permute", "broadcast_to", "space_to_depth", "depth_to_space")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from plantune.kernels import vector_kernel
-from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step
 from plantune.kernels.patterns.expression import expression, functors
 from plantune.kernels.patterns.sample_norm import NormParts, RowsOfNorm, norm_parts, row_work_us
 from plantune.kernels.rendering import struct

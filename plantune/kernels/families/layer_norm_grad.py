@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from plantune.graph import Step
-from plantune.kernels import vector_kernel
-from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, refuse
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, refuse
 from plantune.kernels.patterns.sample_norm import GradientOfNorm, RowsOfNorm, row_work_us
 from plantune.kernels.rendering import struct
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from plantune.kernels import vector_kernel
-from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.patterns.expression import expression, functors
 from plantune.kernels.patterns.linear_layer import LinearLayer, linear_layer_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from plantune.kernels.scan_gradient import ScanGradient
-from plantune.kernels.scan_launches import structure
+from plantune.kernels.recurrent.scan_gradient import ScanGradient
+from plantune.kernels.recurrent.scan_launches import structure
 
 OF_SCAN = ("gates", "of_state", "weight", "rows", "done", "words", "launches")
 OWN = ("dy", "dcells", "cells", "cell_before", "dstate", "dcell")

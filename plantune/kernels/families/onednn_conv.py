@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plantune.kernels import onednn
+from plantune.graph.layouts import in_layout
+from plantune.kernels.cpu import onednn
 from plantune.kernels.family import Attrs, Binding, Frame, Step
 from plantune.kernels.patterns.epilogue import ConvParts, usual_parts
-from plantune.layouts import in_layout
 
 
 class OneDnnConv(onednn.OneDnnFamily[ConvParts]):

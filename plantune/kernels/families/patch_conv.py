@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from plantune.graph import Step
-from plantune.kernels import direct
+from plantune.kernels.cpu import direct
 from plantune.kernels.family import Attrs, Binding, Frame, images, refuse
 from plantune.kernels.patterns.epilogue import ConvParts, conv_epilogue
 from plantune.kernels.patterns.pointwise_conv import pointwise_conv_after

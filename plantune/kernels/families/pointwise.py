@@ -8,13 +8,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from plantune.graph import Step, TensorType
-from plantune.kernels import vector_kernel
-from plantune.kernels.constants import rows_of
-from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, first_reason, refuse
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, CudaFamily, first_reason, refuse
 from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.patterns import pointwise_chain
-from plantune.kernels.pitch import pitch_of
 from plantune.kernels.rendering import struct
+from plantune.kernels.weights.constants import rows_of
+from plantune.kernels.weights.pitch import pitch_of
 
 INPUTS_MAX, OUTPUTS_MAX = 8, 4
 

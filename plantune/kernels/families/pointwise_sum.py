@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from plantune.graph import Node, Step, TensorType
-from plantune.kernels import vector_kernel
 from plantune.kernels.chips import measured_chip
-from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
-from plantune.kernels.launcher import Launcher
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
+from plantune.kernels.cuda.launcher import Launcher
 from plantune.kernels.patterns import pointwise_chain
 from plantune.kernels.patterns.sums import SUMS, kept_axes
 from plantune.kernels.rendering import Long, struct

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from plantune.graph import Node, Step, TensorType
-from plantune.kernels import vector_kernel
-from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
 from plantune.kernels.rendering import struct
 
 

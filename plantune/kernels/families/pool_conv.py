@@ -6,16 +6,16 @@ import ctypes
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plantune.cuda.structs import fields
+from plantune.devices.cuda.structs import fields
 from plantune.graph import Node, Step
-from plantune.kernels import warp_mma
-from plantune.kernels.constants import Constants, Parameter, in_rows
+from plantune.kernels.cuda import warp_mma
+from plantune.kernels.cuda.vector_kernel import ELEMENTS
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, refuse
 from plantune.kernels.patterns.epilogue import channel_parts
 from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.patterns.pointwise_conv import pointwise_conv_after
 from plantune.kernels.rendering import cxx_bool, cxx_bools
-from plantune.kernels.vector_kernel import ELEMENTS
+from plantune.kernels.weights.constants import Constants, Parameter, in_rows
 
 VECTOR = 8
 # Above it, a thread gets fewer registers than the pooling of one vector keeps under way.

@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from plantune.graph import Node, Step, TensorType
-from plantune.kernels import vector_kernel
-from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
+from plantune.kernels.cuda.launcher import Launcher
 from plantune.kernels.families.pool import PoolWindow
-from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns import pointwise_chain
 from plantune.kernels.rendering import struct
 

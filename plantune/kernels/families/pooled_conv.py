@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from plantune.graph import Step
-from plantune.kernels import direct
+from plantune.kernels.cpu import direct
 from plantune.kernels.family import Attrs, Binding, Frame, refuse
 from plantune.kernels.patterns.epilogue import ConvParts
 from plantune.kernels.patterns.pointwise_conv import pointwise_conv_after

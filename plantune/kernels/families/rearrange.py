@@ -11,8 +11,8 @@ from typing import ClassVar
 from plantune.graph import Node, Step, TensorType
 from plantune.graph.ops.overload import ARGUMENTS, ROLL
 from plantune.graph.ops.overload_backward import WANTED
-from plantune.kernels import vector_kernel
-from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, refuse
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, CudaFamily, refuse
 from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.legality import not_the_end_alone
 from plantune.kernels.rendering import cxx_bool

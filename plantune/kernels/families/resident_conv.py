@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plantune.cuda.structs import fields
+from plantune.devices.cuda.structs import fields
 from plantune.kernels.chips import measured_chip, measured_facts
-from plantune.kernels.constants import Constants, Parameter, channel_values, conv_weight, floats
+from plantune.kernels.cuda.launcher import Launcher
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, refuse
 from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper.design import EpilogueSums, epilogue_members
@@ -29,10 +29,16 @@ from plantune.kernels.hopper.tiles import (
     PoolGather,
     copied_pixels,
 )
-from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, Sum, conv_epilogue
 from plantune.kernels.patterns.expression import functors
 from plantune.kernels.rendering import struct
+from plantune.kernels.weights.constants import (
+    Constants,
+    Parameter,
+    channel_values,
+    conv_weight,
+    floats,
+)
 
 WARPGROUP = 128
 # Sums of more pixels, and what is added to them, leave no registers.

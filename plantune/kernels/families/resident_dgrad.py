@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plantune.kernels.constants import Arrangement, Constants, channel_values
 from plantune.kernels.families.hopper_dgrad import GradientParts
 from plantune.kernels.families.resident_conv import ResidentConv, ResidentDesign
 from plantune.kernels.family import Arch, Attrs, Frame, Step, refuse
@@ -16,6 +15,7 @@ from plantune.kernels.hopper.tiles import CHUNK
 from plantune.kernels.legality import not_within
 from plantune.kernels.patterns.epilogue import ConvParts
 from plantune.kernels.patterns.image_gradient import image_gradient
+from plantune.kernels.weights.constants import Arrangement, Constants, channel_values
 
 STRIDES = ((1, 1), (2, 2))
 

@@ -9,18 +9,18 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from plantune.kernels import vector_kernel
 from plantune.kernels.chips import measured_chip
-from plantune.kernels.constants import Constants, in_rows
-from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
+from plantune.kernels.cuda.launcher import Launcher
+from plantune.kernels.cuda.se_gradient import SeGradParts, Workspace
+from plantune.kernels.cuda.small_matrix import HIDDEN_MAX, kind_of, matrix, unit_of, why_not_block
 from plantune.kernels.family import Binding, Frame
-from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns import pointwise_chain
 from plantune.kernels.patterns.element_passes import Pass, axes_of
 from plantune.kernels.patterns.excite_gradient import LayerGradient, excite_gradient_of
 from plantune.kernels.rendering import struct
-from plantune.kernels.se_gradient import SeGradParts, Workspace
-from plantune.kernels.small_matrix import HIDDEN_MAX, kind_of, matrix, unit_of, why_not_block
+from plantune.kernels.weights.constants import Constants, in_rows
 
 MEMBERS = """  static __device__ __forceinline__ float gate(float dy, float of) {{ return {gate}; }}
   static __device__ __forceinline__ float hidden(float dy, float of) {{ return {hidden}; }}

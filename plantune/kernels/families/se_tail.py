@@ -8,16 +8,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plantune.cuda.structs import fields
+from plantune.devices.cuda.structs import fields
 from plantune.graph import Node
-from plantune.kernels import vector_kernel
 from plantune.kernels.chips import measured_chip
-from plantune.kernels.constants import Constants, in_rows
-from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step, refuse
-from plantune.kernels.patterns.expression import expression, functor, functors
-from plantune.kernels.patterns.squeeze_excite import Head, TailParts, head_of, squeeze_excite_of
-from plantune.kernels.rendering import cxx_bool
-from plantune.kernels.small_matrix import (
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step, refuse
+from plantune.kernels.cuda.small_matrix import (
     HIDDEN_MAX,
     IMAGES_MAX,
     by_tiles,
@@ -27,6 +23,10 @@ from plantune.kernels.small_matrix import (
     unit_of,
     why_not_block,
 )
+from plantune.kernels.patterns.expression import expression, functor, functors
+from plantune.kernels.patterns.squeeze_excite import Head, TailParts, head_of, squeeze_excite_of
+from plantune.kernels.rendering import cxx_bool
+from plantune.kernels.weights.constants import Constants, in_rows
 
 SOURCE = (
     """#include "cuda/se_tail.h"

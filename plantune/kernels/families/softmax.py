@@ -9,8 +9,8 @@ from typing import ClassVar
 from plantune.graph import Step, TensorType
 from plantune.graph.ops.overload import ARGUMENTS, SOFTMAX
 from plantune.graph.ops.overload_backward import WANTED
-from plantune.kernels import vector_kernel
-from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, first_reason, refuse
+from plantune.kernels.cuda import vector_kernel
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, CudaFamily, first_reason, refuse
 from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.legality import not_the_end_alone
 from plantune.kernels.patterns import pointwise_chain

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from plantune.cuda.structs import fields
+from plantune.devices.cuda.structs import fields
 from plantune.graph import Step, TensorType
-from plantune.kernels.cxx import UnitFamily, function
+from plantune.graph.layouts import view_bytes
+from plantune.kernels.cpu.cxx import UnitFamily, function
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, Values, refuse
 from plantune.kernels.patterns.expression import defined_function, functions_in
 from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, TailParts, squeeze_excite_of
-from plantune.layouts import view_bytes
 
 
 class Sizes(ctypes.Structure):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from plantune.graph import Node, Step, TensorType
+from plantune.graph.layouts import MEMORY_FORMATS
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, KernelFamily, Parts, refuse
-from plantune.layouts import MEMORY_FORMATS
 
 VIEWS = frozenset(("permute", "reshape"))
 

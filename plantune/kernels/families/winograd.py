@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from plantune.graph import Step
-from plantune.kernels import direct
+from plantune.kernels.cpu import direct
 from plantune.kernels.family import Attrs, Binding, Frame, refuse
 from plantune.kernels.patterns.epilogue import ConvParts, usual_parts
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plantune.kernels.chips import measured_chip, measured_facts
-from plantune.kernels.constants import Constant
+from plantune.kernels.cuda.launcher import Launcher
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.tiles import (
@@ -22,10 +22,10 @@ from plantune.kernels.hopper.tiles import (
     PoolGather,
     copied_pixels,
 )
-from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns.epilogue import ConvEpilogue, Sum
 from plantune.kernels.patterns.expression import Chain, expression, functors
 from plantune.kernels.rendering import cxx_bool, struct
+from plantune.kernels.weights.constants import Constant
 
 THREADS, AT_ONCE = 512, 8
 SOURCE = """extern "C" __global__ void __launch_bounds__({threads})

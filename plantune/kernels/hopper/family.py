@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
-from plantune.kernels.constants import Arrangement
-from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, P, Step
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, CudaFamily, P, Step
 from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.launch import images_read, placing_bytes
 from plantune.kernels.hopper.products import ELEMENTS
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, ConvShape, conv_shape, reused_box
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, channel_parts
 from plantune.kernels.patterns.other_step import filter_arrangement
+from plantune.kernels.weights.constants import Arrangement
 
 # The table of an arch's costs that all families of warpgroups read.
 COSTS = "warpgroups"

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plantune.cuda.structs import fields
-from plantune.cuda.tensor_map import TensorMap, tensor_map
+from plantune.devices.cuda.structs import fields
+from plantune.devices.cuda.tensor_map import TensorMap, tensor_map
+from plantune.graph.layouts import aligned, view_bytes
 from plantune.graph.step import Step
-from plantune.kernels.constants import Constants, Parameter
+from plantune.kernels.cuda.launcher import Launcher
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.tiles import CHUNK, Box, ConvShape
-from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns.epilogue import ConvParts
-from plantune.layouts import aligned, view_bytes
+from plantune.kernels.weights.constants import Constants, Parameter
 
 ALIGNMENT = 16  # bytes: of a tensor map's addresses and strides
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from plantune.cuda.tensor_map import TensorMap, tensor_map
+from plantune.devices.cuda.tensor_map import TensorMap, tensor_map
 from plantune.kernels.hopper.launch import tile_map, word
 from plantune.kernels.hopper.tiles import Box, ConvShape, PoolGather
 from plantune.kernels.patterns.epilogue import ConvEpilogue

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from plantune.cuda.structs import fields
+from plantune.devices.cuda.structs import fields
 from plantune.errors import IllegalCandidate
 from plantune.graph import Attrs, Step
-from plantune.kernels.constants import Arrangement, Parameter, channel_values
+from plantune.kernels.cuda.small_matrix import matrix
 from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.family import HopperFamily, WarpgroupParts, why_not_reuse
 from plantune.kernels.hopper.launch import Scalars
@@ -16,7 +16,7 @@ from plantune.kernels.hopper.tiles import Box
 from plantune.kernels.legality import READ_OUTSIDE
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, squeeze_excite_of
-from plantune.kernels.small_matrix import matrix
+from plantune.kernels.weights.constants import Arrangement, Parameter, channel_values
 from plantune.space import Arch
 
 HIDDEN_MAX = 32  # rows of both layers in shared memory

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from plantune.errors import IllegalCandidate
 from plantune.graph import Node, Step
-from plantune.kernels.constants import Constant
 from plantune.kernels.family import Frame
+from plantune.kernels.weights.constants import Constant
 
 ARITHMETIC = ("affine", "add", "add_channel", "sub", "mul", "mul_channel", "div")
 COMMUTE = ("add", "mul")

@@ -10,10 +10,10 @@ from plantune.errors import IllegalCandidate
 from plantune.graph import Node, Step
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.ops.pointwise import numbers_apart
-from plantune.kernels.constants import Arrangement, channel_values
 from plantune.kernels.family import Parts
 from plantune.kernels.legality import READ_OUTSIDE, refuse
 from plantune.kernels.patterns.expression import ADDED, Chain, functions_in
+from plantune.kernels.weights.constants import Arrangement, channel_values
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from torch import Tensor
 from plantune.graph import Attrs, Node, Step, TensorType
 from plantune.graph.ops import op_named
 from plantune.graph.ops.pointwise import ChannelOp
-from plantune.kernels.constants import Arrangement, by_pixels, conv_weight
 from plantune.kernels.legality import READ_OUTSIDE, refuse
+from plantune.kernels.weights.constants import Arrangement, by_pixels, conv_weight
 
 EIGHT = 8  # channels, without which most of these kernels run no pixel
 # Channels of which one moves four at once. What is odd it moves one by one.

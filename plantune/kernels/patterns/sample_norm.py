@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from plantune.graph import Attrs, Node, Step, TensorType
 from plantune.graph.ops.functions import FUNCTIONS
-from plantune.kernels import vector_kernel
+from plantune.kernels.cuda import vector_kernel
 from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.legality import READ_OUTSIDE, first_reason, refuse
 from plantune.kernels.patterns.expression import Chain

@@ -6,14 +6,14 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any
 
-from plantune.canonical import Attrs
-from plantune.cuda.structs import fields
-from plantune.kernels import vector_kernel
-from plantune.kernels.constants import Arrangement, Constants, Parameter
+from plantune.base.canonical import Attrs
+from plantune.devices.cuda.structs import fields
+from plantune.kernels.cuda import vector_kernel
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.patterns.epilogue import ConvParts
 from plantune.kernels.patterns.expression import expression, functors
 from plantune.kernels.rendering import struct
+from plantune.kernels.weights.constants import Arrangement, Constants, Parameter
 
 
 class TiledConv(ConvParts):

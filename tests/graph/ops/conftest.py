@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.graph.ops import OPS
 from plantune.graph.types import TensorType, dtype_name
 

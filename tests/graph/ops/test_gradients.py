@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from plantune.graph.builder import GraphBuilder
-from plantune.graph.differentiate import differentiate
 from plantune.graph.graph import Graph
 from plantune.graph.ops import OPS, Gradient, Op
 from plantune.graph.ops.functions import FUNCTIONS
+from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.types import TensorType
 
 Shape = tuple[int, ...]

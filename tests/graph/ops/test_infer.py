@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.errors import InvalidGraph
 from plantune.graph.ops import OPS, op_named
 from plantune.graph.ops.functions import FUNCTIONS

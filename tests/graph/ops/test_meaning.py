@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.graph.ops import OPS, conv, pool, scan, translate
 
 Shape = tuple[int, ...]

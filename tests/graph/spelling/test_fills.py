@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from plantune.graph.extract import extract
 from plantune.graph.graph import Graph
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 
 ROWS = (2, 3, 4)

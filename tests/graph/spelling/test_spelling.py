@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plantune.graph.extract import extract
 from plantune.graph.graph import Graph
 from plantune.graph.ops.overload import OverloadOp, overload_op
 from plantune.graph.spelling import OVERLOADS
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.layers import SpaceToDepth
 

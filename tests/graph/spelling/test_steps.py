@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import plantune
-from plantune.graph.extract import extract
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
-from plantune.plan import PROGRAM
-from plantune.runtime import choose
+from plantune.plans.plan import PROGRAM
+from plantune.runtime.calls import choose
 
 Function = Callable[[Tensor], Any]
 

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from plantune.canonical import Attrs
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.base.canonical import Attrs
+from plantune.kernels.cuda.cuda_family import CudaFamily
 
 from ..conftest import Emit, step_of
 from .conftest import DTYPES, legal

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs
-from plantune.cuda.build import Usage
-from plantune.cuda.choice import nvrtc_for
-from plantune.gpus import best_arch
+from plantune.base.canonical import Attrs
+from plantune.devices.cuda.build import Usage
+from plantune.devices.cuda.choice import nvrtc_for
+from plantune.devices.gpus import best_arch
 from plantune.graph.step import Step
 from plantune.kernels.build import build_all
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.cuda.cuda_family import CudaFamily
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not
 from plantune.measure.numerics import Numerics, check

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 
 MMA = Attrs(
     math="mma",

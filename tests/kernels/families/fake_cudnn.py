@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plantune.cuda import cudnn
+from plantune.devices.cuda import cudnn
 from plantune.graph.types import DTYPES
 
 

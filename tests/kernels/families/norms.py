@@ -7,11 +7,11 @@ import copy
 from torch import nn
 
 from plantune import optimize
-from plantune.canonical import Attrs
-from plantune.default_plans import guessed_plan
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
+from plantune.base.canonical import Attrs
+from plantune.graph.passes.differentiate import differentiate
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
+from plantune.plans.guess import guessed_plan
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 

@@ -7,17 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from plantune.canonical import Attrs
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
+from plantune.base.canonical import Attrs
 from plantune.graph.fusions import all_fusions
 from plantune.graph.ops import OPS
 from plantune.graph.ops.functions import FUNCTIONS, Derivative, Function, ops_of
 from plantune.graph.partition import alternatives
+from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.spelling import OVERLOADS
 from plantune.graph.spelling.arithmetic import readers_of
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.cuda.cuda_family import CudaFamily
 from plantune.kernels.registry import candidates, estimate_us, family_named
 from plantune.measure.numerics import check
 from plantune.space.search_space import load_search_space

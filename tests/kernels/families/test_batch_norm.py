@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.kernels.families import batch_norm, batch_norm_grad
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not

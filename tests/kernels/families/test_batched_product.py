@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from plantune import optimize
-from plantune.canonical import Attrs, canonical
-from plantune.cuda.flags import planned_for
-from plantune.default_plans import guessed_plan
+from plantune.base.canonical import Attrs, canonical
+from plantune.devices.cuda.flags import planned_for
 from plantune.graph import TensorType
-from plantune.graph.extract import extract
 from plantune.graph.ops.overload import MATMUL
+from plantune.graph.tracing.extract import extract
 from plantune.kernels.families.batched_product import FAMILY, Products
+from plantune.plans.guess import guessed_plan
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 

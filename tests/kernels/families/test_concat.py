@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from plantune.canonical import Attrs
-from plantune.graph.extract import extract
+from plantune.base.canonical import Attrs
 from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.families.concat import FAMILY
 from plantune.space.arch import load_arch

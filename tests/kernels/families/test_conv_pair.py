@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from plantune.canonical import Attrs
-from plantune.default_plans import guessed_plan
+from plantune.base.canonical import Attrs
 from plantune.graph.fusions import fusions_named
 from plantune.graph.partition import alternatives
 from plantune.kernels.families.conv_pair import FAMILY
 from plantune.kernels.registry import candidates, estimate_us
+from plantune.plans.guess import guessed_plan
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs
-from plantune.cuda import cudnn
+from plantune.base.canonical import Attrs
+from plantune.base.paths import cache_folder
+from plantune.devices.cuda import cudnn
 from plantune.errors import BuildError, IllegalCandidate, WrongResult
+from plantune.graph.layouts import view_bytes
 from plantune.graph.step import Step
 from plantune.kernels.families import cudnn_conv
 from plantune.kernels.families.cudnn_conv import FAMILY
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.registry import candidates, why_not
-from plantune.layouts import view_bytes
 from plantune.measure.inputs import draw_inputs
-from plantune.paths import cache_folder
-from plantune.plan_db.validation import _check_candidate
+from plantune.plans.database.validation import _check_candidate
 from plantune.space.arch import load_arch
 from plantune.space.search_space import SearchSpace, load_search_space
 

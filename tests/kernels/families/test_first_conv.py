@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.kernels.families.first_conv import FAMILY, read_constants
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.registry import why_not

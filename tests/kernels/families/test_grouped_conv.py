@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from plantune.canonical import Attrs
-from plantune.default_plans import hand_plan
+from plantune.base.canonical import Attrs
 from plantune.kernels.families import grouped_conv
 from plantune.kernels.families.grouped_conv import FAMILY, Groups
 from plantune.kernels.registry import candidates, estimate_us
+from plantune.plans.guess import hand_plan
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 

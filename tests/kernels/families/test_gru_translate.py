@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import plantune
-from plantune.canonical import Attrs
-from plantune.cuda.flags import plain_float32
+from plantune.base.canonical import Attrs
+from plantune.devices.cuda.flags import plain_float32
 from plantune.errors import BuildError
-from plantune.kernels import gru_encoder
 from plantune.kernels.families import gru_translate
 from plantune.kernels.families.gru_translate import FAMILY
 from plantune.kernels.family import Candidate, Frame
+from plantune.kernels.recurrent import gru_encoder
 from plantune.kernels.registry import candidates, why_not
 from plantune.measure.numerics import check
 from plantune.models.gru_translator import END, Sizes, difference, greedy, gru_translator

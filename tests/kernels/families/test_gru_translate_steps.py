@@ -9,22 +9,22 @@ import pytest
 import torch
 
 import plantune
-from plantune.canonical import Attrs
-from plantune.cuda import driver
-from plantune.cuda.build import compile_cuda
-from plantune.default_plans import FALLBACK, Preference, compose
+from plantune.base.canonical import Attrs
+from plantune.devices.cuda import driver
+from plantune.devices.cuda.build import compile_cuda
+from plantune.devices.machine import cpu_environment, environment_of
 from plantune.kernels.families import gru_translate, gru_translate_steps
 from plantune.kernels.families.gru_translate_steps import FAMILY, TURN
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.registry import why_not
-from plantune.machine import cpu_environment, environment_of
 from plantune.measure.numerics import check
 from plantune.models.gru_translator import Sizes, greedy, gru_translator
-from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.proofs import remember_proof
-from plantune.runtime import choose
-from plantune.runtime.choose import NoStoredPlan
-from plantune.runtime.kinds import Kinds
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.database.proofs import remember_proof
+from plantune.plans.guess import FALLBACK, Preference, compose
+from plantune.runtime.calls import choose
+from plantune.runtime.calls.choose import NoStoredPlan
+from plantune.runtime.calls.kinds import Kinds
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 from tests.kernels.families.test_gru_translate import (

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from plantune.canonical import Attrs
-from plantune.default_plans import guessed_plan
+from plantune.base.canonical import Attrs
 from plantune.errors import IllegalCandidate
+from plantune.graph.layouts import aligned
 from plantune.graph.types import TensorType
 from plantune.kernels.families.hopper_conv import FAMILY
 from plantune.kernels.family import Candidate, Frame
@@ -17,9 +17,9 @@ from plantune.kernels.hopper.launch import images_read, placing, placing_bytes
 from plantune.kernels.hopper.tiles import Box, conv_shape, copied_pixels, dense_box, reused_box
 from plantune.kernels.patterns.epilogue import conv_epilogue
 from plantune.kernels.registry import why_not
-from plantune.layouts import aligned
-from plantune.plan import check_plan
-from plantune.runtime.schedule import make_schedule
+from plantune.plans.guess import guessed_plan
+from plantune.plans.plan import check_plan
+from plantune.runtime.program.schedule import make_schedule
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 

@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from plantune.canonical import Attrs
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
+from plantune.base.canonical import Attrs
 from plantune.graph.fusions import fusions_named, groups_from
+from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.step import make_step
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.families.hopper_dgrad import FAMILY
 from plantune.kernels.family import Candidate

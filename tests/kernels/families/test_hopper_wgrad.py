@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.kernels.families.hopper_wgrad import FAMILY
 from plantune.kernels.family import Candidate
 from plantune.kernels.hopper.tiles import Box

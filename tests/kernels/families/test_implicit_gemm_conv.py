@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from plantune.canonical import Attrs
-from plantune.cuda.build import compile_cuda
+from plantune.base.canonical import Attrs
+from plantune.base.tolerances import TABLE, Tolerance
+from plantune.devices.cuda.build import compile_cuda
 from plantune.errors import WrongResult
 from plantune.kernels.cutlass.launch import ConvOperands, ConvProblem, Report
 from plantune.kernels.cutlass.main_loop import ELEMENTS, MainLoop
@@ -19,7 +20,6 @@ from plantune.kernels.registry import candidates, estimate_us
 from plantune.measure.numerics import check
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
-from plantune.tolerances import TABLE, Tolerance
 
 SMALL = Attrs(
     math="mma", tile_m=64, tile_n=64, tile_k=32, warp_m=32, warp_n=32, stages=2, split_k=1,

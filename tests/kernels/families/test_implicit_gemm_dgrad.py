@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from plantune.canonical import Attrs
-from plantune.gpus import best_arch
+from plantune.base.canonical import Attrs
+from plantune.devices.gpus import best_arch
 from plantune.kernels.families.implicit_gemm_dgrad import FAMILY, as_forward, turned
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, why_not

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.canonical import Attrs
-from plantune.gpus import best_arch
+from plantune.base.canonical import Attrs
+from plantune.devices.gpus import best_arch
 from plantune.kernels.families.implicit_gemm_wgrad import FAMILY
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, why_not

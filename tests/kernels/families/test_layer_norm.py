@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch.nn.functional import layer_norm
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.kernels.families.layer_norm import FAMILY
 from plantune.kernels.family import Candidate
 from plantune.space.arch import load_arch

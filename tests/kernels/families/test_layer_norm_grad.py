@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.kernels.families.layer_norm_grad import BLOCKS, FAMILY
 from plantune.space.arch import load_arch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.kernels.families.linear import FAMILY
 from plantune.space.arch import load_arch
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.canonical import Attrs
-from plantune.default_plans import hand_plan
+from plantune.base.canonical import Attrs
 from plantune.kernels.families.implicit_gemm_conv import FAMILY
 from plantune.kernels.registry import candidates
+from plantune.plans.guess import hand_plan
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 

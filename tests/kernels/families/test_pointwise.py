@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
+from plantune.graph.layouts import MEMORY_FORMATS
 from plantune.graph.ops import OPS
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.types import TensorType
@@ -17,7 +18,6 @@ from plantune.kernels.patterns.pointwise_chain import (
     expression_of,
     geometry_of,
 )
-from plantune.layouts import MEMORY_FORMATS
 from plantune.space.arch import load_arch
 
 COUNTER = TensorType((3,), "int64")
@@ -229,7 +229,7 @@ def test_weights_are_read_in_nchw_however_they_lie(step_of, monkeypatch, layout)
         def launch(self, stream, arguments, tensors, whole):
             read.extend(tensors)
 
-    monkeypatch.setattr("plantune.kernels.vector_kernel.VectorKernel", Recorder)
+    monkeypatch.setattr("plantune.kernels.cuda.vector_kernel.VectorKernel", Recorder)
     step = step_of(CHAINS["a constant image"], "float16")
     memory_format = MEMORY_FORMATS[layout]
     values = {

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.kernels.families.pool import FAMILY
 from plantune.kernels.family import Candidate
 from plantune.measure.trial import NUMBERS, Trial

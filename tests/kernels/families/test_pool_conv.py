@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from plantune.canonical import Attrs
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
+from plantune.base.canonical import Attrs
 from plantune.graph.fusions import fusions_named
 from plantune.graph.partition import alternatives
+from plantune.graph.passes.differentiate import differentiate
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.families.pool_conv import FAMILY
 from plantune.kernels.registry import candidates

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from plantune.canonical import Attrs
-from plantune.default_plans import guessed_plan
+from plantune.base.canonical import Attrs
 from plantune.graph import Step, TensorType
-from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named
 from plantune.graph.partition import fused
+from plantune.graph.tracing.extract import extract
 from plantune.kernels.families.rearrange import FAMILY
+from plantune.plans.guess import guessed_plan
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 

@@ -9,15 +9,15 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from plantune.canonical import Attrs
-from plantune.default_plans import hand_plan
+from plantune.base.canonical import Attrs
 from plantune.kernels.families.resident_conv import FAMILY, read_constants
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.hopper import resident
 from plantune.kernels.registry import why_not
+from plantune.plans.guess import hand_plan
+from plantune.plans.workload import Workload
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
-from plantune.workload import Workload
 
 from .epilogues import ended
 

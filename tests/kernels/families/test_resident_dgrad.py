@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.kernels.families.resident_dgrad import FAMILY
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not

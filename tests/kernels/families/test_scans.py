@@ -8,11 +8,11 @@ from typing import ClassVar
 import pytest
 import torch
 
-from plantune.canonical import Attrs
+from plantune.base.canonical import Attrs
 from plantune.errors import BuildError
-from plantune.kernels import scan_family
 from plantune.kernels.families import gru_scan, gru_scan_grad, lstm_scan, lstm_scan_grad
 from plantune.kernels.family import Candidate, Frame
+from plantune.kernels.recurrent import scan_family
 from plantune.kernels.registry import candidates, why_not
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space

@@ -8,11 +8,11 @@ from functools import partial
 import pytest
 from torch import nn
 
-from plantune.canonical import Attrs
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
+from plantune.base.canonical import Attrs
 from plantune.graph.fusions import fusions_named
 from plantune.graph.partition import alternatives
+from plantune.graph.passes.differentiate import differentiate
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.families.se_grad import FAMILY
 from plantune.kernels.registry import candidates

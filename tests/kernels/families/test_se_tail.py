@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from plantune.canonical import Attrs
-from plantune.graph.extract import extract
+from plantune.base.canonical import Attrs
 from plantune.graph.fusions import fusions_named
 from plantune.graph.partition import alternatives
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.families.se_tail import FAMILY
 from plantune.kernels.registry import candidates, family_named

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from plantune.canonical import Attrs, canonical
-from plantune.default_plans import guessed_plan
-from plantune.graph.extract import extract
+from plantune.base.canonical import Attrs, canonical
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.families.softmax import FAMILY
+from plantune.plans.guess import guessed_plan
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 

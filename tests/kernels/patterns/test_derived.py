@@ -9,7 +9,7 @@ from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
 from plantune.kernels.patterns.derived import INPUTS_MAX, derived_values
-from plantune.workload import Workload
+from plantune.plans.workload import Workload
 
 
 class Weights:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from plantune.errors import IllegalCandidate
-from plantune.kernels.folded import Folded
+from plantune.kernels.cpu.folded import Folded
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue, usual_parts
 
 IMAGE, WEIGHT = (2, 3, 6, 6), (4, 3, 3, 3)

@@ -12,14 +12,15 @@ import pytest
 import torch
 from torch import nn
 
-from plantune.cuda import capture
-from plantune.cuda.recording import Recording
-from plantune.default_plans import default_plan
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
+from plantune.devices.cuda import capture
+from plantune.devices.cuda.recording import Recording
+from plantune.graph.passes.differentiate import differentiate
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
-from plantune.runtime import captured, current_gpu, recorder, stock
-from plantune.runtime.captured import CapturedProgram
+from plantune.plans.guess import default_plan
+from plantune.runtime.captured import captured_program as captured
+from plantune.runtime.captured import current_gpu, recorder, stock
+from plantune.runtime.captured.captured_program import CapturedProgram
 from plantune.runtime.module import UnplannedCall
 from plantune.space.search_space import load_search_space
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from plantune import TunedModule, UnplannedCall, optimize
 from plantune.errors import CaptureError
-from plantune.runtime import stock as stock_module
-from plantune.runtime.stock import MOST_PASSES, Instance, Stock
+from plantune.runtime.captured import stock as stock_module
+from plantune.runtime.captured.stock import MOST_PASSES, Instance, Stock
 
 from .conftest import Normed, Stream, expected
 

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from plantune import optimize
-from plantune.cuda.capture import no_collection
+from plantune.devices.cuda.capture import no_collection
 from plantune.kernels import build
-from plantune.runtime import choose
-from plantune.runtime.captured import CapturedProgram
+from plantune.runtime.calls import choose
+from plantune.runtime.captured.captured_program import CapturedProgram
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 
-from plantune.runtime.exchange import exchanging
-from plantune.runtime.rehearsal import rehearsing
+from plantune.runtime.captured.rehearsal import rehearsing
+from plantune.runtime.program.exchange import exchanging
 
 from .conftest import program_of
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from plantune import optimize
-from plantune.cuda import capture
+from plantune.devices.cuda import capture
 from plantune.errors import CaptureError
-from plantune.runtime.ends import Ends
+from plantune.runtime.captured.ends import Ends
+from plantune.runtime.captured.recorder import Recorder
 from plantune.runtime.module import UnplannedCall
-from plantune.runtime.recorder import Recorder
 
 from .conftest import Stream, expected, program_of, state_of
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from plantune import optimize
-from plantune.runtime.program import Program
+from plantune.runtime.program.program import Program
 
 from .conftest import expected, program_of, state_of
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from plantune import optimize
-from plantune.runtime import current_gpu, stock
-from plantune.runtime.current_gpu import on_its_gpu
-from plantune.runtime.program import Program
+from plantune.runtime.captured import current_gpu, stock
+from plantune.runtime.captured.current_gpu import on_its_gpu
+from plantune.runtime.program.program import Program
 
 from .conftest import expected
 

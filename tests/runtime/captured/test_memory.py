@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from plantune.canonical import Attrs
-from plantune.default_plans import default_plan
-from plantune.graph.extract import extract
+from plantune.base.canonical import Attrs
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
-from plantune.runtime.captured import program_on
-from plantune.runtime.program import Program
+from plantune.plans.guess import default_plan
+from plantune.runtime.captured.captured_program import program_on
+from plantune.runtime.program.program import Program
 from plantune.space.search_space import load_search_space
 
 from .conftest import CPU, SHAPE, expected, program_of, state_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from plantune.runtime import captured
-from plantune.runtime.handles import _ThisThread
+from plantune.runtime.captured import captured_program as captured
+from plantune.runtime.captured.handles import _ThisThread
 
 from .conftest import program_of
 

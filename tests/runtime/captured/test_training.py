@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from plantune import optimize
-from plantune.runtime.rehearsal import rehearsing
+from plantune.runtime.captured.rehearsal import rehearsing
 
 from .conftest import SHAPE, program_of
 

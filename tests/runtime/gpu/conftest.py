@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from plantune import TunedModule, UnplannedCall, optimize
-from plantune.default_plans import default_plan, hand_plan
-from plantune.machine import arch_of
+from plantune.devices.machine import arch_of
 from plantune.models.se_resnet9 import SEResNet9Fixup
-from plantune.runtime.choose import PredictedPlan
+from plantune.plans.guess import default_plan, hand_plan
+from plantune.runtime.calls.choose import PredictedPlan
 from plantune.space.search_space import load_search_space
 
 ROUNDINGS = 8

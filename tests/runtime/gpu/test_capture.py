@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from plantune import UnplannedCall, optimize
-from plantune.runtime.stock import Stock
+from plantune.runtime.captured.stock import Stock
 
 pytestmark = [
     pytest.mark.gpu,

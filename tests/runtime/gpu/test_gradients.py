@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 import torch
 
-from plantune.cuda.flags import plain_float32
+from plantune.devices.cuda.flags import plain_float32
 from plantune.models.se_resnet9 import SEResNet9Fixup
 
 # The error of a scalar is one number a draw: over 8 of them it is by luck twice another's in 3 of

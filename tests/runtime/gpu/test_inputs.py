@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from plantune import UnplannedCall, optimize
-from plantune.cuda import patches
+from plantune.devices.cuda import patches
 from plantune.errors import InputMismatch
 
 from ..awkward import AWKWARD

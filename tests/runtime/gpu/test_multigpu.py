@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from plantune import UnplannedCall, optimize
-from plantune.default_plans import hand_plan
+from plantune.devices.machine import arch_of
 from plantune.errors import InputMismatch
-from plantune.machine import arch_of
 from plantune.models.se_resnet9 import SEResNet9Fixup
+from plantune.plans.guess import hand_plan
 from plantune.space.search_space import load_search_space
 
 pytestmark = [

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from plantune import optimize
-from plantune.default_plans import default_plan
+from plantune.devices.machine import arch_of
 from plantune.errors import WrongResult
 from plantune.kernels import torch_ops
-from plantune.machine import arch_of
-from plantune.runtime import cases, recheck
-from plantune.runtime.choose import PredictedPlan
+from plantune.plans.guess import default_plan
+from plantune.runtime.calls.choose import PredictedPlan
+from plantune.runtime.proof import cases, recheck
 from plantune.space.search_space import load_search_space
 
 pytestmark = pytest.mark.gpu

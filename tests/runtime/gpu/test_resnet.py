@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from plantune import optimize
-from plantune.default_plans import hand_plan
-from plantune.machine import arch_of
+from plantune.devices.machine import arch_of
 from plantune.models import resnet
+from plantune.plans.guess import hand_plan
 from plantune.space.search_space import load_search_space
 
 pytestmark = [

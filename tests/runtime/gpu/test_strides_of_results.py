@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plantune.runtime import choose
+from plantune.runtime.calls import choose
 
 from ..strides import run_beside_eager
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from plantune import load_model, optimize
-from plantune.default_plans import hand_plan
-from plantune.machine import arch_of
+from plantune.devices.machine import arch_of
 from plantune.models.se_resnet9 import SEResNet9Fixup
-from plantune.runtime.captured import CapturedProgram
+from plantune.plans.guess import hand_plan
+from plantune.runtime.captured.captured_program import CapturedProgram
 from plantune.space.search_space import load_search_space
 
 pytestmark = pytest.mark.gpu

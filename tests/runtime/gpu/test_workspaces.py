@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from plantune import TrainStep, optimize
-from plantune.cuda import workspaces
+from plantune.devices.cuda import workspaces
 
 from ...training.on_gpu import captured
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from plantune.default_plans import COMPILED, hand_plan
-from plantune.plan_db.database import PlanDatabase
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.guess import COMPILED, hand_plan
 from plantune.search import known, search
 from plantune.search.results import Settings
 

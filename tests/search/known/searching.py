@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from plantune.machine import cpu_environment
-from plantune.measure.race import Race
+from plantune.base.outcome import Measured
+from plantune.devices.machine import cpu_environment
+from plantune.measure.racing.race import Race
 from plantune.measure.timing import Timing, ratio_interval
-from plantune.outcome import Measured
+from plantune.plans.workload import Workload
 from plantune.search.search import Search
-from plantune.workload import Workload
 
 HERE = cpu_environment()
 PROBLEM, OTHER = Workload("se_resnet9_fixup", 1), Workload("se_resnet9_fixup", 2)

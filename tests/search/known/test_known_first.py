@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from plantune.default_plans import hand_plan
+from plantune.base.outcome import Rejected
 from plantune.errors import OutOfTime
-from plantune.outcome import Rejected
-from plantune.plan import candidates_by_step, check_plan
-from plantune.plan_db.database import PlanDatabase
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.guess import hand_plan
+from plantune.plans.plan import candidates_by_step, check_plan
 from plantune.search import known, ranking, search
 from plantune.search.builds import Builds
 from plantune.search.candidates import candidates_of

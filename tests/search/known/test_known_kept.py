@@ -6,10 +6,10 @@ import pytest
 
 from plantune.errors import WorkerDied
 from plantune.measure.timing import Timing
-from plantune.plan_db.database import PlanDatabase
+from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.workload import Workload
 from plantune.search import phases, ranking, search
 from plantune.search.results import Settings
-from plantune.workload import Workload
 
 from .searching import HERE, OTHER, PROBLEM, WIDE, choices, search_of, steady
 

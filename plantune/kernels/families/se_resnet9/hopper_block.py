@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
-from plantune.kernels.constants import Constants, Parameter
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, refuse
 from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper import squeeze
@@ -14,6 +13,7 @@ from plantune.kernels.hopper.launch import Launch
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, SWIZZLE_BYTES, ConvShape, conv_shape
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.patterns.expression import expression
+from plantune.kernels.weights.constants import Constants, Parameter
 
 INCLUDE = '#include "cuda/se_resnet9/hopper_block.h"\n'
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from plantune.kernels.constants import Constants
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, refuse
 from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper import squeeze
 from plantune.kernels.hopper.launch import Launch
+from plantune.kernels.weights.constants import Constants
 
 INCLUDE = '#include "cuda/se_resnet9/hopper_conv_se.h"\n'
 

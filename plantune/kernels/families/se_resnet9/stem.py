@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plantune.cuda.structs import fields
+from plantune.devices.cuda.structs import fields
 from plantune.graph import Step, TensorType
-from plantune.kernels.constants import Constants, in_rows
+from plantune.kernels.cuda.vector_kernel import ELEMENTS
+from plantune.kernels.cuda.warp_mma import ENTRY, ROWS, TiledFamily, TiledParts, not_countable
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, images, refuse
 from plantune.kernels.patterns.channel_affine import ChannelAffine, ChannelScales, channel_affine_of
 from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.patterns.pointwise_conv import pointwise_conv_after
 from plantune.kernels.rendering import cxx_bools
-from plantune.kernels.vector_kernel import ELEMENTS
-from plantune.kernels.warp_mma import ENTRY, ROWS, TiledFamily, TiledParts, not_countable
+from plantune.kernels.weights.constants import Constants, in_rows
 
 BLOCK = 4
 AT_ONCE = 8

@@ -10,20 +10,20 @@ from typing import ClassVar
 import pytest
 import torch
 
-from plantune.canonical import Attrs
-from plantune.cuda.tensor_map import TensorMap
-from plantune.graph.extract import extract
+from plantune.base.canonical import Attrs
+from plantune.devices.cuda.tensor_map import TensorMap
 from plantune.graph.fusions import fusions_named
+from plantune.graph.layouts import view_bytes
 from plantune.graph.partition import alternatives
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
-from plantune.kernels.constants import Constants
 from plantune.kernels.families.se_resnet9 import hopper_block, hopper_conv_se
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.hopper import launch as hopper_launch
 from plantune.kernels.hopper.family import filter_and_scalars
 from plantune.kernels.hopper.squeeze import SeScalars, layer_constants
 from plantune.kernels.registry import estimate_us, why_not
-from plantune.layouts import view_bytes
+from plantune.kernels.weights.constants import Constants
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
@@ -242,7 +242,7 @@ def test_a_block_is_launched_with_maps_of_all_it_copies(step_of, monkeypatch, sh
         return TensorMap()
 
     monkeypatch.setattr(hopper_launch, "tensor_map", encode)
-    monkeypatch.setattr("plantune.kernels.launcher.Kernel", Recorder)
+    monkeypatch.setattr("plantune.kernels.cuda.launcher.Kernel", Recorder)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda stream: stream)
     family, chosen = hopper_block.FAMILY, config(64)

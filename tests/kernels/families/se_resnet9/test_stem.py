@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from plantune import optimize
-from plantune.canonical import Attrs
-from plantune.default_plans import FALLBACK, Preference, compose
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
+from plantune.base.canonical import Attrs
 from plantune.graph.fusions import fusions_named
 from plantune.graph.ops import op_named
 from plantune.graph.partition import alternatives
+from plantune.graph.passes.differentiate import differentiate
+from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.families.se_resnet9.stem import FAMILY
 from plantune.kernels.registry import candidates
 from plantune.models.se_resnet9 import SEResNet9Fixup
+from plantune.plans.guess import FALLBACK, Preference, compose
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 

@@ -1,0 +1,1 @@
+"""Operators of torch that plantune defines: `scans` of sequences, and `gru_translate`."""

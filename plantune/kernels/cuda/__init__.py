@@ -1,0 +1,6 @@
+"""What the families of CUDA kernels share.
+
+- `cuda_family` builds and launches, with a `launcher` or a `vector_kernel`.
+- How blocks divide the work: `channel_slices`, `small_matrix`, `se_gradient`; what matrix
+  instructions expect of weights: `warp_mma`.
+"""

@@ -1,7 +1,0 @@
-"""Plans, trials and leases in SQLite. The runtime reads with `rows` and `stored` alone.
-
-- The database: `database`, `leases`, `transactions`, `migrations`.
-- Opening a file, whatever it is: `opening`, `recognition`, `soundness`, `mounts`.
-- Plans from and for others: `exports`, `validation`, `plan_file`, `team`, `merging`.
-- What was proved on this machine: `proofs`.
-"""

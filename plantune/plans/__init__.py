@@ -1,0 +1,9 @@
+"""Plans: what they solve, what they are, and where they come from.
+
+- `problem` is what a plan solves; `workload` names one for the command line.
+- `plan` is the partition with a candidate for each step, and the evidence; `step_times` and
+  `rivals` read parts of that evidence; `verdict` decides what a race showed, and `standing` says
+  it.
+- `guess` makes plans from estimates, where nothing was measured.
+- `database` keeps plans, trials and leases.
+"""

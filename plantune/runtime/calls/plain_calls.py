@@ -1,0 +1,289 @@
+"""Plain calls: tensors by their place, of a kind that came before, and no gradients.
+
+What must be checked before each of them stands in one function for each kind of call, with nothing
+looked up twice: for a policy of three layers the way through all of `Calls` took half as long as
+the layers. Whatever is unusual is MISSED, and goes that way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import is_grad_enabled
+from torch.autograd import forward_ad
+
+from plantune.errors import CaptureError
+from plantune.runtime.calls.contest import Contest, Contestant
+from plantune.runtime.calls.framework import Framework, foreign_function_modes
+from plantune.runtime.calls.inputs import PlannedCall
+from plantune.runtime.calls.kinds import Kinds
+from plantune.runtime.calls.planned import Planned
+from plantune.runtime.calls.runners import Runner
+from plantune.runtime.calls.trial import Trial
+from plantune.runtime.watched.form import Form
+from plantune.runtime.watched.torch_internals import (
+    CALL,
+    CALL_IMPL,
+    HOOKS_OF_ALL,
+    any_autocast,
+    asks_for_determinism,
+    dispatch_modes,
+    function_modes,
+    guard_of,
+    has_transforms,
+    knows_none,
+    set_grad_enabled,
+    tracing_state,
+)
+
+# Where eager runs a module, the module is looked at once in so many calls: in another form it may
+# have a plan.
+UNLOOKED_CALLS = 64
+MISSED = object()
+# Gives what the module does for these arguments, or MISSED.
+PlainCall = Callable[[tuple[Any, ...]], Any]
+CANNOT_RUN = (torch.OutOfMemoryError, CaptureError)
+
+
+def missed(args: tuple[Any, ...]) -> Any:
+    """Of a call of which nothing is known yet."""
+    return MISSED
+
+
+@dataclass(frozen=True)
+class Known:
+    """A kind of call in one form of the module, and what runs it. `trains` says that calls may
+    record gradients; `guard` knows most such calls.
+    """
+
+    framework: Framework
+    kinds: Kinds
+    form: Form
+    call: PlannedCall
+    kept: Planned
+    trains: bool
+    guard: Callable[..., bool] = knows_none
+
+    def likeness(self) -> Callable[[tuple[Any, ...]], bool]:
+        """Says whether a call is such a one, which nothing records, transforms or sees. Of most
+        torch's core says nearly all of it at a glance; it takes some for others, such as tensors
+        of an inference mode.
+        """
+        guard, is_like, count = self.guard, self.call.is_like, self.call.count
+
+        def is_plain(args: tuple[Any, ...]) -> bool:
+            if dispatch_modes() or forward_ad._current_level >= 0:
+                return False
+            if function_modes() and foreign_function_modes():
+                return False
+            if len(args) == count and guard(*args):
+                return True
+            seen = tracing_state() is not None or has_transforms() or any_autocast()
+            return not seen and is_like(args)
+
+        return is_plain
+
+    def check(self) -> Callable[[], bool]:
+        """Says whether module and settings are what they were."""
+        kinds, form, is_same = self.kinds, self.form, self.form.looker()
+        settings, planned_for = kinds.settings_of(self.kept), self.kept.settings
+        trains = self.trains
+
+        def is_known() -> bool:
+            return (
+                kinds.form is form
+                and form.why_not is None
+                and not (trains and is_grad_enabled())
+                and (settings is None or settings() == planned_for)
+                and is_same()
+            )
+
+        return is_known
+
+
+def eager_call(known: Known) -> PlainCall:
+    """Runs the module itself, which sees every change; as its `forward` where a call of the module
+    would come to that alone. Without a function inside: beside a module of 24 us each is seen.
+    """
+    framework, last, trains = known.framework, known.kept.call, known.trains
+    kinds, form, left = known.kinds, known.form, UNLOOKED_CALLS
+    is_plain, guard, count = known.likeness(), known.guard, known.call.count
+    module = framework.reference
+    before_all, after_all, before_back_all, back_all = HOOKS_OF_ALL
+
+    def answer(args: tuple[Any, ...]) -> Any:
+        nonlocal left
+        if (
+            dispatch_modes()
+            or forward_ad._current_level >= 0
+            or function_modes()
+            or len(args) != count
+            or not guard(*args)
+        ) and not is_plain(args):
+            return MISSED
+        if left:
+            left -= 1
+        elif kinds.form is not form or form.changed():
+            return MISSED
+        else:
+            left = UNLOOKED_CALLS
+        framework.eager += 1
+        if framework.last is not last:
+            framework.note(last)
+        kind, hooks = type(module), module.__dict__
+        is_bare = kind.__call__ is CALL and kind._call_impl is CALL_IMPL
+        if (
+            is_bare
+            and not (before_all or after_all or before_back_all or back_all)
+            and not (hooks["_forward_hooks"] or hooks["_forward_pre_hooks"])
+            and not (hooks["_backward_hooks"] or hooks["_backward_pre_hooks"])
+            and module._compiled_call_impl is None
+        ):
+            run = module.forward
+        else:
+            run = module
+        if trains or not is_grad_enabled():
+            return run(*args)
+        set_grad_enabled(False)
+        try:
+            return run(*args)
+        finally:
+            set_grad_enabled(True)
+
+    return answer
+
+
+def runner_call(known: Known, runner: Runner) -> PlainCall:
+    """Runs a way of the framework's, with the weights that the module has now."""
+    framework, last, run = known.framework, known.kept.call, runner.made()
+    is_plain, is_known, held = known.likeness(), known.check(), known.form.tensors
+    writes = held.writes
+
+    def answer(args: tuple[Any, ...]) -> Any:
+        if not is_plain(args) or not is_known() or held.writes != writes:
+            return MISSED
+        framework.eager += 1
+        if framework.last is not last:
+            framework.note(last)
+        if not is_grad_enabled():
+            return run(*args)
+        set_grad_enabled(False)
+        try:
+            return run(*args)
+        finally:
+            set_grad_enabled(True)
+
+    return answer
+
+
+def program_call(known: Known) -> PlainCall:
+    """Runs the plan's own steps."""
+    framework, kept = known.framework, known.kept
+    last, run, outputs = kept.call, kept.stock.run, kept.outputs
+    is_plain, is_known = known.likeness(), known.check()
+    is_deterministic, is_tensor = kept.is_deterministic, outputs.is_tensor
+
+    def answer(args: tuple[Any, ...]) -> Any:
+        if not is_plain(args) or not is_known():
+            return MISSED
+        if asks_for_determinism() and not is_deterministic:
+            return MISSED
+        try:
+            made = run(*args)
+        except CANNOT_RUN:  # the other way says so, and eager runs
+            return MISSED
+        framework.planned += 1
+        if framework.last is not last:
+            framework.note(last)
+        return made[0] if is_tensor else outputs.of(made)
+
+    return answer
+
+
+def contested_call(known: Known, contest: Contest) -> PlainCall:
+    """Runs the way whose turn it is, as if it had won, and tells the contest how long that took:
+    of a way all but the entry, which a call pays whoever wins.
+    """
+    eager, ways = _eager_turn(known, contest), dict[str, PlainCall]()
+
+    def answer(args: tuple[Any, ...]) -> Any:
+        way = contest.turn()
+        if contest.winner is not None or not way.is_made:
+            return MISSED
+        if way is contest.eager:
+            return eager(args)
+        run = ways.get(way.name)
+        if run is None:
+            run = ways[way.name] = _way_call(known, way)
+        began_s = perf_counter()
+        made = run(args)
+        if made is not MISSED:
+            contest.note(way, perf_counter() - began_s)
+        return made
+
+    return answer
+
+
+def _eager_turn(known: Known, contest: Contest) -> PlainCall:
+    """Times the module alone."""
+    framework, last, module = known.framework, known.kept.call, known.framework.reference
+    is_plain, is_known = known.likeness(), known.check()
+
+    def answer(args: tuple[Any, ...]) -> Any:
+        if not is_plain(args) or not is_known():
+            return MISSED
+        framework.eager += 1
+        if framework.last is not last:
+            framework.note(last)
+        with torch.no_grad():
+            began_s = perf_counter()
+            made = module(*args)
+            took_s = perf_counter() - began_s
+        contest.note(contest.eager, took_s)
+        return made
+
+    return answer
+
+
+def _way_call(known: Known, way: Contestant) -> PlainCall:
+    return runner_call(known, way) if isinstance(way, Runner) else program_call(known)
+
+
+def plain_call(known: Known) -> PlainCall:
+    """What answers such calls from now on."""
+    runner = known.kept.runner
+    if runner is None:
+        return program_call(known)
+    if isinstance(runner, Trial):  # which builds, proves and races in its calls
+        return missed
+    if runner.winner is None:
+        assert isinstance(runner, Contest)
+        return contested_call(known, runner)
+    return eager_call(known) if runner.winner.is_eager else _way_call(known, runner.winner)
+
+
+class PlainCalls:
+    """The functions for the kinds of plain calls that came, in one form of the module."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        # Of the kind that came last.
+        self.answer: PlainCall = missed
+        self._form: Form | None = None
+        self._made: dict[PlannedCall, PlainCall] = {}
+
+    def follow(self, known: Known, args: tuple[Any, ...]) -> None:
+        """After such a call with these arguments, which was missed."""
+        if known.form is not self._form:
+            self._form, self._made = known.form, {}
+        made = self._made.get(known.call)
+        if made is None or made is self.answer:
+            made = plain_call(replace(known, guard=guard_of(args)))
+            self._made[known.call] = made
+        self.answer = made

@@ -1,0 +1,179 @@
+"""What runs one kind of call: the instances of a plan, or a way of the framework's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from plantune.devices.cuda.flags import precisions_of_calls
+from plantune.graph.graph import Graph
+from plantune.graph.outputs import Outputs
+from plantune.graph.tracing.eager_strides import Strides
+from plantune.kernels.torch_ops import errs_in_channels_last
+from plantune.plans.plan import EAGER, PROGRAM
+from plantune.runtime.calls.contest import Contest
+from plantune.runtime.calls.framework import LastCall
+from plantune.runtime.calls.inputs import PlannedCall
+from plantune.runtime.calls.runners import Runner
+from plantune.runtime.calls.trial import Trial
+from plantune.runtime.captured.stock import MOST_PASSES, Stock
+from plantune.runtime.watched.form import Form
+from plantune.runtime.watched.torch_internals import asks_for_determinism
+
+# Of each parameter and input whether it gets a gradient; None in inference.
+Trained = tuple[bool, ...] | None
+# What stands in for a program, or is tried beside it.
+StandIn = Runner | Contest | Trial
+
+
+# Dtypes whose factors torch's settings round on a GPU.
+ROUNDED = (torch.float32, torch.complex64)
+# How many threads compute on a CPU, and what products of float32 are rounded to on a GPU.
+Settings = int | tuple[str, ...]
+
+
+def settings_of(device: torch.device) -> Callable[[], Settings]:
+    """Says torch's settings that a plan there depends on; a user may change them at any time."""
+    return torch.get_num_threads if device.type == "cpu" else precisions_of_calls
+
+
+def heeds_settings(graph: Graph, device: torch.device) -> bool:
+    """Whether a plan for the graph depends on them: on a GPU they are about float32 alone."""
+    types = graph.types.values()
+    return device.type == "cpu" or any(type_.torch_dtype in ROUNDED for type_ in types)
+
+
+class Planned:
+    """The instances for one kind of call, and what the module makes of their outputs."""
+
+    def __init__(
+        self,
+        stock: Stock,
+        outputs: Outputs,
+        device: torch.device,
+        call: PlannedCall,
+        settings: Settings,
+    ) -> None:
+        self.stock = stock
+        stock.lay_out(call.arguments, in_rows=outputs.calls is None)
+        self._tensors_of = call.tensors
+        self.under_autocast = call.arguments.autocast is not None
+        self.outputs = outputs
+        self.settings = settings
+        self.is_deterministic = bool(stock.plan.evidence.get("deterministic"))
+        self._on_gpu = device.type == "cuda"
+        self.how = "captured" if device.type == "cuda" else "planned"
+        # Forms hold what is planned: in a cycle its memory would wait for the garbage collector.
+        self._leaves: tuple[Callable[[], Form | None], Mapping[str, Tensor]] = (lambda: None), {}
+        self.runner = self._runner()
+        self.call = self._call(self.how if self.runner is None else self.runner.name)
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether eager runs such calls from now on."""
+        winner = None if self.runner is None else self.runner.winner
+        return winner is not None and winner.is_eager
+
+    def run_otherwise(self, began_s: float, *args: Any, **kwargs: Any) -> Any:
+        """What stands in for the program, as long as it does."""
+        runner = self.runner
+        if runner is None:
+            return self._of_program(*args, **kwargs)
+        return runner.run(began_s, *args, **kwargs)
+
+    def settle(self) -> None:
+        """Takes over what calls have shown since the last look."""
+        runner = self.runner
+        if isinstance(runner, Trial) and runner.is_over:
+            self._take(runner)
+        elif isinstance(runner, Contest) and runner.name == PROGRAM:
+            self.runner = None
+        how = self.how if self.runner is None else self.runner.name
+        if self.call.how != how:
+            self.call = self._call(how)
+
+    def _take(self, trial: Trial) -> None:
+        """What a trial has found runs from now on."""
+        if trial.has_won and trial.stock is not None:
+            self.stock = trial.stock
+            self.is_deterministic = bool(self.stock.plan.evidence.get("deterministic"))
+            self.runner = None
+        else:
+            self.runner = trial.contest
+
+    def leaves(self, form: Form, trained: tuple[bool, ...]) -> Mapping[str, Tensor]:
+        """The form's parameters that get a gradient, by name. Another one must be no part of
+        autograd's graph: its hooks would be called, with None.
+        """
+        of, found = self._leaves
+        if of() is not form:
+            named = form.parameters(trained)
+            found = {n: named[n] for n, _ in self.stock.graph.gradients if n in named}
+            self._leaves = ref(form), found
+        return found
+
+    def why_not_now(self, trained: Trained) -> str | None:
+        """Why such a call cannot run from the plan at this moment."""
+        if not self.is_deterministic and asks_for_determinism():
+            return "the plan is not known to be deterministic, as is asked for"
+        if trained is not None and self.stock.busy() >= MOST_PASSES:
+            return f"{MOST_PASSES} passes wait for their backward pass already"
+        return None
+
+    def _call(self, how: str) -> LastCall:
+        plan = self.stock.plan
+        if how == self.how:
+            return LastCall(how, f"plan {plan.digest[:12]} covers it")
+        if plan.origin == "default":
+            return LastCall(how, "nothing faster is known")
+        if plan.run_by(frozen=self.stock.frozen) == how:
+            return LastCall(how, "the plan says that it was faster")
+        return LastCall(how, "the plan is from another machine and has not been faster here so far")
+
+    def _runner(self) -> StandIn | None:
+        """What runs in place of the plan's program, or beside it until one is known to be faster.
+
+        On a GPU a plan serves all of its arch; CPUs differ more.
+        """
+        stock = self.stock
+        if self.under_autocast:  # which a trace would keep
+            eager = stock.plan.run_by(frozen=stock.frozen) != PROGRAM
+            return Runner(EAGER, stock.held) if eager else None
+        name, trains = stock.plan.run_by(frozen=stock.frozen), stock.graph.backward_from is not None
+        strides = partial(_strides_of, stock, self._tensors_of)
+        contest = partial(Contest, stock.held, frozen=stock.frozen, strides=strides)
+        if not trains and not stock.graph.updates and stock.space.arch.kind == "cpu":
+            if stock.match == "compatible" and name == PROGRAM:
+                return contest(program=self._of_program)
+            if stock.plan.origin == "default" and name != PROGRAM:
+                tried = stock.shipped
+                return contest() if tried is None else Trial(contest(), tried, self._running)
+        if name != PROGRAM and self._on_gpu and any(map(errs_in_channels_last, stock.graph.nodes)):
+            name = EAGER
+        if name == PROGRAM:
+            return None
+        return Runner(name, stock.held, trains=trains, strides=strides)
+
+    def _of_program(self, *args: Any, **kwargs: Any) -> Any:
+        return self.outputs.of(self.stock.run(*self._tensors_of(args, kwargs)))
+
+    def _running(self, stock: Stock) -> Callable[..., Any]:
+        """What runs calls from other instances."""
+        stock.come_as(self.stock.result_strides)
+        return lambda *args, **kwargs: self.outputs.of(stock.run(*self._tensors_of(args, kwargs)))
+
+
+def _strides_of(
+    stock: Stock,
+    tensors_of: Callable[[Any, Any], Sequence[Tensor]],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Sequence[Strides] | None:
+    """What eager gives the results of such a call."""
+    strides = stock.result_strides
+    return None if strides is None else strides.of(tensors_of(args, kwargs))

@@ -1,0 +1,341 @@
+"""Where a pass meets its caller: inputs and outputs, in the caller's memory if possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_void_p
+from functools import partial
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+from plantune.devices.cuda.patches import Executable, Patch
+from plantune.devices.cuda.recording import recorded
+from plantune.errors import CaptureError
+from plantune.graph.tracing.eager_strides import Strides
+from plantune.graph.types import TensorType
+from plantune.runtime.captured.claims import ALIGNMENT_BYTES, claim
+from plantune.runtime.captured.recorder import Recorded
+from plantune.runtime.program.program import Program
+from plantune.runtime.program.result_strides import ResultStrides
+from plantune.runtime.watched.torch_internals import empty_on_gpu
+
+Launch = Callable[[c_void_p], None]
+Direct = Callable[[Sequence[Tensor], c_void_p], tuple[Tensor, ...] | None]
+
+
+class End:
+    """An input or output. `own` is where the captured kernels look for it.
+
+    If it `moves`, the few kernels that touch it can be told of another address before the graph is
+    launched; else it is copied. `own` has no memory while it is dropped.
+    """
+
+    def __init__(self, name: str, own: Tensor) -> None:
+        self.name, self.own = name, own
+        self.moves = False
+        self._memory, self._size_bytes = own.untyped_storage(), own.untyped_storage().nbytes()
+        self.strides = own.stride()
+        self._wide = [axis for axis, size in enumerate(own.shape) if size > 1]
+
+    def lies_as(self, tensor: Tensor) -> bool:
+        """Whether the tensor's elements are stored as the kernels expect."""
+        strides = tensor.stride()
+        if strides == self.strides:
+            return True
+        # Those of axes of one element mean nothing.
+        return all(strides[axis] == self.strides[axis] for axis in self._wide)
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether the kernels can work on the tensor itself."""
+        return self.lies_as(tensor) and not tensor.data_ptr() % ALIGNMENT_BYTES
+
+    def drop(self) -> None:
+        """Frees the memory of `own`, which is its alone, until something must be copied there."""
+        self._memory.resize_(0)
+
+    def is_dropped(self) -> bool:
+        return self._memory.nbytes() < self._size_bytes
+
+    def hold(self) -> None:
+        """Has memory for what is copied, and for the kernels of a new capture."""
+        if self.is_dropped():
+            self._memory.resize_(self._size_bytes)
+
+    def place_of(self, tensor: Tensor) -> int:
+        """Where kernels find these elements."""
+        # Without a call for most.
+        if self.moves and (tensor.stride() == self.strides or self.lies_as(tensor)):
+            place = tensor.data_ptr()
+            if not place % ALIGNMENT_BYTES:
+                return place
+        self.hold()
+        with torch.no_grad():
+            self.own.copy_(tensor)
+        return self.own.data_ptr()
+
+
+class Ends:
+    """What a caller brings to a pass, and the outputs of the forward pass."""
+
+    def __init__(self, program: Program, inputs: Sequence[Tensor], phase: str = "forward") -> None:
+        graph, values = program.graph, program.values
+        self._program, self._phase = program, phase
+        forward = phase == "forward"
+        names = [name for name, _ in (graph.inputs if forward else graph.output_gradients)]
+        self._names = graph.outputs if forward else ()
+        self._inputs = [End(name, own) for name, own in zip(names, inputs, strict=True)]
+        once = [name for name in self._names if self._names.count(name) == 1]
+        # What a backward pass reads stays in the program's memory, and what is copied after the
+        # steps must be where that copy reads it.
+        copied = {value for _, value in graph.updates} | {*names} & {*graph.outputs}
+        held = copied | {*graph.saved}
+        self._direct = [
+            name
+            for name in dict.fromkeys((*names, *once))
+            if name not in held and program.touching(name, phase) and name in values
+        ]
+        self._outputs = {name: End(name, values[name]) for name in once if name in self._direct}
+        self._new: list[Callable[[], Tensor]] = []
+        # In which outputs come where no more is known, and the last ones that were asked for.
+        self._layout = "nchw"
+        self._result_strides: ResultStrides | None = None
+        self._asks = False
+        self._wanted: Sequence[Strides] | None = None
+        self._launch: Launch = _nothing
+        # What tells the kernels of an end of another place.
+        self._patched: dict[str, list[Patch]] = {}
+        # Of inputs, written outputs and those that were written before, which go back to where they
+        # are copied from: these patches, and where kernels look for them now.
+        self._moves: list[list[Patch]] = []
+        self._places: list[int] = []
+        self._back: list[int] = []
+        self._told: set[str] = set()
+        # The strides of the input for which outputs come as they do now.
+        self._asked_of: Strides = None
+        # Launches a pass of one input and one output, neither of which is copied, and gives what it
+        # writes; None of another one.
+        self.direct: Direct = _none
+        self.follow(())
+
+    def follow(self, state: Sequence[Tensor]) -> None:
+        """Where eager was not asked, outputs come in the layout that torch would likely choose:
+        channels_last if the first input or a filter has it.
+        """
+        images = [*state, *(end.own for end in self._inputs)]
+        self._layout = "nhwc" if any(map(_is_channels_last, images)) else "nchw"
+        self._lay_out()
+
+    def come_as(self, strides: ResultStrides | None) -> None:
+        """Outputs come with these strides from now on."""
+        self._result_strides = strides
+        self._asks = strides is not None and not strides.rows
+        self._wanted = None if strides is None or self._asks else strides.rows
+        self._lay_out()
+
+    def _ask(self, inputs: Sequence[Tensor]) -> None:
+        """Outputs come as they do in eager for these inputs."""
+        assert self._result_strides is not None
+        wanted = self._result_strides.of(inputs)
+        if wanted is not self._wanted:
+            self._wanted, self._asked_of = wanted, inputs[0].stride() if inputs else None
+            self._lay_out()
+
+    def _lay_out(self) -> None:
+        types = [self._program.graph.types[name] for name in self._names]
+        if self._wanted is None:
+            layouts = [self._layout if len(type_.shape) == 4 else "nchw" for type_ in types]
+            every = [t.strides(layout) for t, layout in zip(types, layouts, strict=True)]
+        else:
+            pairs = zip(types, self._wanted, strict=True)
+            every = [t.strides("nchw") if strides is None else strides for t, strides in pairs]
+        self._new = [self._maker(t, strides) for t, strides in zip(types, every, strict=True)]
+        self._settle()
+        self.direct = self._direct_pass()
+
+    def _maker(self, type_: TensorType, strides: tuple[int, ...]) -> Callable[[], Tensor]:
+        """Makes memory for a caller."""
+        if self._program.device.type != "cuda":
+            return partial(torch.empty_strided, type_.shape, strides, dtype=type_.torch_dtype)
+        return partial(empty_on_gpu, type_.shape, strides, type_.torch_dtype)
+
+    def hold(self) -> None:
+        """Before a capture: kernels must find inputs that make sense, such as valid indices."""
+        for end in self._inputs:
+            if end.is_dropped():
+                end.hold()
+                end.own.zero_()
+
+    def drop(self) -> None:
+        """Frees the places of inputs that kernels read where a caller has them: 704 MiB of 8,192
+        images of 11 planes. What must be copied later gets one again.
+        """
+        for end in self._inputs:
+            if end.moves:
+                end.drop()
+
+    def serve(self, graph: Recorded) -> None:
+        """Takes a captured pass, and looks for its kernels that must be told of other addresses."""
+        executable = graph.executable if self._direct else None
+        ends = [*self._inputs, *self._outputs.values()]
+        found = {end.name: self._patches(end, executable, end.own) for end in ends}
+        for end in ends:
+            end.moves = bool(found[end.name])
+        self._patched, self._told = found, set()
+        self._settle()
+        self._launch = graph.launch
+        self.direct = self._direct_pass()
+
+    def _patches(self, end: End, executable: Executable | None, here: Tensor) -> list[Patch]:
+        """What moves an end that was captured `here`; empty if it cannot be moved."""
+        direct = end.name in self._direct
+        labels = self._program.touching(end.name, self._phase) if direct else ()
+        if executable is None or not labels:
+            return []
+        values, other = self._program.values, torch.empty_like(end.own)
+        values[end.name] = other
+        try:
+            with recorded(only=True) as elsewhere:
+                for label in labels:
+                    self._program.run_step(label)
+        finally:
+            values[end.name] = end.own
+        return executable.patches(elsewhere, (here.data_ptr(), other.data_ptr()), labels) or []
+
+    def _settle(self) -> None:
+        """Which outputs the next passes write in the caller's memory, and which are copied."""
+        ends = [(self._outputs.get(name), place) for place, name in enumerate(self._names)]
+        self._written = [
+            place
+            for end, place in ends
+            if end is not None and end.moves and end.lies_as(self._new[place]())
+        ]
+        self._copied = [
+            (place, name) for place, name in enumerate(self._names) if place not in self._written
+        ]
+        written = [self._names[place] for place in self._written]
+        back = sorted(self._told.difference(written))
+        self._back = [self._outputs[name].own.data_ptr() for name in back]
+        names = (*(end.name for end in self._inputs), *written, *back)
+        self._moves = [self._patched.get(name, []) for name in names]
+        self._places = []
+
+    def meet(self, inputs: Sequence[Tensor]) -> tuple[Launch, tuple[Tensor, ...]]:
+        """What launches the pass on these inputs, and memory for its outputs."""
+        if self._asks:
+            self._ask(inputs)
+        places = [end.place_of(tensor) for end, tensor in zip(self._inputs, inputs, strict=True)]
+        outputs = tuple([new() for new in self._new])
+        for place in self._written:
+            places.append(outputs[place].data_ptr())
+        places += self._back
+        if places != self._places:
+            self._move(places)
+        return self._launch, outputs
+
+    def _direct_pass(self) -> Direct:
+        """`meet` and the launch in one: for one image the host may need longer than the GPU."""
+        one_to_one = len(self._inputs) == len(self._new) == 1 and self._written == [0]
+        if not one_to_one or not self._inputs[0].moves:
+            return _none
+        strides, new, launch = self._inputs[0].strides, self._new[0], self._launch
+        results = self._result_strides if self._asks else None
+        if results is not None and (self._wanted is None or self._asked_of != strides):
+            return _none
+        reads, writes = ([patch.move for patch in patches] for patches in self._moves)
+        told, (name,) = self._told, self._names
+        places = self._places  # not `self`: a cycle would keep its memory
+
+        def run(inputs: Sequence[Tensor], stream: c_void_p) -> tuple[Tensor, ...] | None:
+            (x,) = inputs
+            here = x.data_ptr()
+            if here % ALIGNMENT_BYTES or x.stride() != strides:
+                return None
+            if results is not None and results.are_due:
+                return None
+            output = new()
+            there = output.data_ptr()
+            if places != [here, there]:
+                _check_aligned(there)
+                before, after = places or (None, None)
+                places.clear()  # unknown if a patch fails
+                told.add(name)
+                for move in reads if before != here else ():
+                    move(here)
+                for move in writes if after != there else ():
+                    move(there)
+                places[:] = here, there
+            launch(stream)
+            return (output,)
+
+        return run
+
+    def _move(self, places: list[int]) -> None:
+        """The next launch finds inputs and written outputs there.
+
+        One executable graph is told anew for each: with four of them, told less often, 64 inputs of
+        128 images took 1.07 of one input's time, with one 1.02 (H200, 2026-11-28).
+        """
+        for place in places[len(self._inputs) :]:
+            _check_aligned(place)
+        before = [*self._places]
+        self._places.clear()  # unknown if a patch fails
+        self._told.update(self._names[place] for place in self._written)
+        for patches, old, new in zip_longest(self._moves, before, places):
+            for patch in patches if old != new else ():
+                patch.move(new)
+        self._places[:] = places
+
+    def leave(self, outputs: Sequence[Tensor], results: Mapping[str, Tensor]) -> None:
+        """Copies those outputs that the pass did not write where the caller has them."""
+        for place, name in self._copied:
+            outputs[place].copy_(results[name])
+
+    def inside_a_capture(
+        self, inputs: Sequence[Tensor], run: Callable[[], None]
+    ) -> tuple[Tensor, ...]:
+        """Runs a pass as a part of the caller's capture, in the caller's memory where possible."""
+        if self._asks:
+            self._ask(inputs)
+        values, names = self._program.values, self._names
+        before = {name: values[name] for name in self._direct}
+        for end, tensor in zip(self._inputs, inputs, strict=True):
+            if end.name in self._direct and end.fits(tensor):
+                values[end.name] = tensor
+                claim(tensor, partial(self._patches, end, here=tensor))
+            elif end.is_dropped():  # memory of the capture's, which is its again after the pass
+                values[end.name] = torch.empty_like(end.own).copy_(tensor)
+            else:
+                end.own.copy_(tensor)
+        outputs = tuple([new() for new in self._new])
+        for name, output in zip(names, outputs, strict=True):
+            if name in self._outputs and self._outputs[name].fits(output):
+                values[name] = output
+        try:
+            run()
+            for name, output in zip(names, outputs, strict=True):
+                if values[name] is not output:
+                    output.copy_(values[name])
+        finally:
+            values.update(before)
+        return outputs
+
+
+def _check_aligned(output: int) -> None:
+    if output % ALIGNMENT_BYTES:
+        raise CaptureError(f"an output is not aligned to {ALIGNMENT_BYTES} bytes")
+
+
+def _none(inputs: Sequence[Tensor], stream: c_void_p) -> None:
+    """Of passes with other ends, and of what was not captured yet."""
+
+
+def _nothing(stream: c_void_p) -> None:
+    """What a pass launches that was not captured yet."""
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    if tensor.dim() != 4 or tensor.is_contiguous():
+        return False
+    return tensor.is_contiguous(memory_format=torch.channels_last)

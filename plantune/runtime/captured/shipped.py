@@ -1,0 +1,42 @@
+"""A plan that plantune ships, for a module to try."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from plantune.errors import PlantuneError
+from plantune.graph.graph import Graph
+from plantune.kernels.build import build
+from plantune.plans.plan import Plan, pass_steps
+from plantune.space.search_space import SearchSpace
+
+if TYPE_CHECKING:
+    from plantune.runtime.captured.stock import Stock
+
+NICENESS = 10
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A plan to try: `prove` gives its instances once it computed the network here, or says why it
+    cannot run; `tell` is told of that.
+    """
+
+    plan: Plan
+    graph: Graph
+    space: SearchSpace
+    prove: Callable[[], Stock | str]
+    tell: Callable[[str], None]
+
+    def build(self) -> None:
+        """Compiles its kernels, one after the other, for the cache of this process."""
+        with suppress(OSError):
+            os.nice(NICENESS)  # of this thread and of the compilers that it starts
+        # What fails is met again by the proof.
+        with suppress(PlantuneError):
+            for step, candidate in pass_steps(self.plan, self.graph, self.space):
+                build(step, candidate, self.space.arch)

@@ -35,8 +35,8 @@ class ConversionCost:
         return self.launch_us + 2 * type_.size_bytes / self.bytes_per_us
 
 
-# By the kind of arch: two cores with AVX-512; an H200, 2026-11-20.
-CONVERSION_COSTS = {"cpu": ConversionCost(4.0, 8e3), "cuda": ConversionCost(2.5, 2e6)}
+# By the kind of arch: two cores with AVX-512, 2026-11-20; an H200, 2026-11-28.
+CONVERSION_COSTS = {"cpu": ConversionCost(4.0, 8e3), "cuda": ConversionCost(2.0, 3.8e6)}
 
 
 class _State(NamedTuple):

@@ -149,7 +149,7 @@ class CapturedProgram:
             return direct
         launch, outputs = self._ends.meet(inputs)
         launch(self._stream_handle)
-        self._ends.leave(outputs, made.results)
+        self._ends.leave(outputs, made.results, self._stream_handle)
         return outputs
 
     @torch.no_grad()

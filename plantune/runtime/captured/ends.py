@@ -15,6 +15,7 @@ from plantune.devices.cuda.recording import recorded
 from plantune.errors import CaptureError
 from plantune.graph.tracing.eager_strides import Strides
 from plantune.graph.types import TensorType
+from plantune.kernels.cuda.image_layout import LayoutChange
 from plantune.runtime.captured.claims import ALIGNMENT_BYTES, claim
 from plantune.runtime.captured.recorder import Recorded
 from plantune.runtime.program.program import Program
@@ -112,6 +113,8 @@ class Ends:
         self._places: list[int] = []
         self._back: list[int] = []
         self._told: set[str] = set()
+        # What copies outputs into another layout, by their places, as they came at the capture.
+        self._changes: dict[int, LayoutChange | None] = {}
         # The strides of the input for which outputs come as they do now.
         self._asked_of: Strides = None
         # Launches a pass of one input and one output, neither of which is copied, and gives what it
@@ -151,6 +154,7 @@ class Ends:
             pairs = zip(types, self._wanted, strict=True)
             every = [t.strides("nchw") if strides is None else strides for t, strides in pairs]
         self._new = [self._maker(t, strides) for t, strides in zip(types, every, strict=True)]
+        self._strides = every
         self._settle()
         self.direct = self._direct_pass()
 
@@ -184,6 +188,10 @@ class Ends:
             end.moves = bool(found[end.name])
         self._patched, self._told = found, set()
         self._settle()
+        self._changes = {
+            place: self._program.change_of(name, self._strides[place])
+            for place, name in self._copied
+        }
         self._launch = graph.launch
         self.direct = self._direct_pass()
 
@@ -287,10 +295,16 @@ class Ends:
                 patch.move(new)
         self._places[:] = places
 
-    def leave(self, outputs: Sequence[Tensor], results: Mapping[str, Tensor]) -> None:
+    def leave(
+        self, outputs: Sequence[Tensor], results: Mapping[str, Tensor], stream: c_void_p
+    ) -> None:
         """Copies those outputs that the pass did not write where the caller has them."""
         for place, name in self._copied:
-            outputs[place].copy_(results[name])
+            out, result, change = outputs[place], results[name], self._changes.get(place)
+            if change is not None and change.turns(result, out):
+                change.launch(stream.value or 0, out, result)
+            else:
+                out.copy_(result)
 
     def inside_a_capture(
         self, inputs: Sequence[Tensor], run: Callable[[], None]

@@ -16,6 +16,7 @@ from plantune.graph.layouts import HOST_MEMORY, in_layout, view_bytes
 from plantune.graph.ops.overload_backward import WANTED
 from plantune.graph.tracing.eager_strides import Strides
 from plantune.kernels.build import build, build_all
+from plantune.kernels.cuda.image_layout import LayoutChange, layout_change
 from plantune.kernels.family import Values
 from plantune.kernels.weights.constants import Constant
 from plantune.kernels.weights.copies import Copies
@@ -23,9 +24,10 @@ from plantune.plans.plan import Plan, check_plan
 from plantune.runtime.program.arrivals import Arrivals, Told, arrival_places
 from plantune.runtime.program.binding import bind, made_for
 from plantune.runtime.program.branches import Call, Lanes, branches_of
+from plantune.runtime.program.conversions import Converter
 from plantune.runtime.program.memory_plan import liveness, passes, taker
 from plantune.runtime.program.result_strides import ResultStrides, with_strides
-from plantune.runtime.program.schedule import Conversion, Launch, Schedule, make_schedule
+from plantune.runtime.program.schedule import Launch, Schedule, make_schedule
 from plantune.runtime.program.weights import Weights
 from plantune.space.search_space import SearchSpace
 
@@ -73,8 +75,10 @@ class Program:
         for launch in schedule.launches:
             self.values.update(made_for(launch, take))
         self._schedule = schedule
+        self._arch = space.arch
         self._copies = Copies(space.arch, device)
         self._steps: dict[str, Call] = {}
+        self._converters: dict[str, Converter] = {}
         build_all(((launch.step, launch.candidate) for launch in schedule.launches), space.arch)
         self._weights = None
         first = schedule.phase("refresh")
@@ -100,8 +104,7 @@ class Program:
             if turn:
                 self._prepare_beside(launches[:turn], calls)
         rests = {i: self._rests[launches[i].step.name] for i in lanes.halved}
-        made = [value for _, value in graph.gradients]
-        self._arrivals = Arrivals(arrival_places(launches, lanes.branches, made, turn))
+        self._arrivals = _arrivals(graph, launches, lanes, turn)
         # Views of values at rest that a pass makes anew, by the steps that make them.
         self._views = {
             view: launch.step.name
@@ -111,6 +114,7 @@ class Program:
             if source in self.values
         }
         self._reads = {launch.step.name: launch.reads for launch in launches}
+        self._reads |= {name: frozenset((c.source,)) for name, c in self._converters.items()}
         self._forward = lanes.ordered(calls, range(turn), rests)
         backward, marks = range(turn, len(calls)), self._arrivals.calls
         self._backward = lanes.ordered(calls, backward, rests, marks)
@@ -135,7 +139,11 @@ class Program:
         if binding.refresh is not None:
             self._prepare.append(binding.refresh)
         self._constants[launch.step.name] = binding.constants
-        calls = [_copy(conversion, self.values) for conversion in launch.conversions]
+        calls: list[Call] = []
+        for conversion in launch.conversions:
+            made = Converter(conversion, self.values, space.arch, self.device)
+            self._steps[made.label] = self._converters[made.label] = made
+            calls.append(made)
         device = self.device  # not `self`: a program in a cycle would keep its memory
         name = launch.step.name
 
@@ -222,22 +230,39 @@ class Program:
     def layout_of(self, value: str) -> str:
         return self._schedule.layouts[value]
 
+    def change_of(self, value: str, strides: tuple[int, ...]) -> LayoutChange | None:
+        """What copies a value to where it has these strides, if a kernel of ours does that: images
+        from one layout to the other. It is loaded here, which would break a capture.
+        """
+        type_, made = self.graph.types[value], self.layout_of(value)
+        wanted = "nchw" if made == "nhwc" else "nhwc"
+        if self.device.type != "cuda" or len(type_.shape) != 4 or strides != type_.strides(wanted):
+            return None
+        return layout_change(type_.shape, type_.torch_dtype, wanted, self._arch)
+
     def touching(self, value: str, phase: str = "forward") -> tuple[str, ...]:
-        """The steps of a pass that read or write a value, if nothing but kernels of ours does; none
-        if the framework takes part.
+        """The steps and conversions of a pass that read or write a value, if nothing but kernels of
+        ours does; none if the framework takes part.
         """
         found = [
             launch
             for launch in self._schedule.phase(phase)
             if value in launch.reads | launch.writes
         ]
+        labels: list[str] = []
         for launch in found:
-            converted = any(conversion.source == value for conversion in launch.conversions)
+            copies = [c.result for c in launch.conversions if c.source == value]
+            if not all(self._converters[copy].is_kernel for copy in copies):
+                return ()
+            labels += copies
+            if value not in launch.step.types:  # only its copy is read
+                continue
             images = {name for name, _ in launch.step.inputs} - launch.step.constants
             at_rest = self.values.keys() | (self._views.keys() if phase == "forward" else ())
-            if converted or not images <= at_rest or not launch.family.launches_kernels:
+            if not images <= at_rest or not launch.family.launches_kernels:
                 return ()
-        return tuple(launch.step.name for launch in found)
+            labels.append(launch.step.name)
+        return tuple(labels)
 
     def run_step(self, name: str) -> None:
         """One step alone, on whatever its inputs hold."""
@@ -313,6 +338,11 @@ class Program:
         return made.copy_(value)
 
 
+def _arrivals(graph: Graph, launches: Sequence[Launch], lanes: Lanes, turn: int) -> Arrivals:
+    made = [value for _, value in graph.gradients]
+    return Arrivals(arrival_places(launches, lanes.branches, made, turn))
+
+
 def current_stream(device: torch.device) -> int:
     """The handle of the stream to which kernels go; 0 on the CPU."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
@@ -331,15 +361,6 @@ def _fixed_values(graph: Graph, launches: Iterable[Launch]) -> frozenset[str]:
         if outputs <= graph.fixed and reads <= made and launch.family.name in BY_TORCH:
             made |= outputs
     return frozenset(made)
-
-
-def _copy(conversion: Conversion, values: Values) -> Call:
-    result, source = values[conversion.result], conversion.source
-
-    def call() -> None:
-        result.copy_(values[source])
-
-    return call
 
 
 def _drop(names: Sequence[str], values: Values) -> Call:

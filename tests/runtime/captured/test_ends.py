@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from ctypes import c_void_p
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +48,9 @@ class Program:
     def touching(self, value: str, phase: str = "forward") -> tuple[str, ...]:
         self.phase = phase
         return (f"of {value}",) if value in self._touched else ()
+
+    def change_of(self, value: str, strides: tuple[int, ...]) -> None:
+        """No kernel here copies images."""
 
     def run_step(self, name: str) -> None:
         self.ran.append((name, {key: value.data_ptr() for key, value in self.values.items()}))
@@ -125,7 +129,7 @@ def call(ends: Any, graph: Graph, x: Tensor) -> tuple[Tensor, ...]:
         return made
     launch, outputs = ends.meet([x])
     launch([x, *outputs])  # type: ignore[arg-type]
-    ends.leave(outputs, graph.program.values)
+    ends.leave(outputs, graph.program.values, c_void_p())
     return outputs
 
 

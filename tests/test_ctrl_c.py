@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import plantune
 from plantune.plans.guess import hand_plan
 from plantune.plans.plan import Plan
+from plantune.report.progress import PHASES
 from plantune.search.results import Progress, Result, StepsSum
 from plantune.space.search_space import load_search_space
 from plantune.tuning import sought_for
@@ -280,7 +281,7 @@ def test_a_real_search_in_each_phase(phase: str) -> None:
         text=True,
     )
     assert process.stderr is not None
-    assert any(line.startswith(f"{phase}:") for line in iter(process.stderr.readline, ""))
+    assert any(line.startswith(PHASES[phase]) for line in iter(process.stderr.readline, ""))
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate()
     assert process.returncode == 0, errors

@@ -34,7 +34,7 @@ def require_flag(name: str, value: object) -> None:
 
 def require_one_of(name: str, value: object, known: Sequence[str]) -> None:
     if not (isinstance(value, str) and value in known):
-        wanted, close = ", ".join(known), hint(str(value), known)
+        wanted, close = ", ".join(known), hint(value, known) if isinstance(value, str) else ""
         raise ValueError(f"{name} must be one of {wanted}, got {shown(value)}{close}")
 
 

@@ -151,8 +151,8 @@ def _search(console: Console, place: Path | None, workload: Workload, how: How) 
     from plantune.cli.search_report import is_lost, show_result
     from plantune.measure.machine_state import Machine, gpu_watcher
     from plantune.search.keeping import KeepingDatabase
-    from plantune.search.seats import environment_on
     from plantune.search.session import Manner, Sought, search_plan
+    from plantune.search.shared.seats import environment_on
 
     began: float = click.get_current_context().meta[BEGAN]
     with interrupts() as stop, database(place, read_only=False) as opened:

@@ -24,6 +24,15 @@ def view_bytes(memory: Tensor, start: int, type_: TensorType, layout: str) -> Te
     return flat.as_strided(type_.shape, type_.strides(layout))
 
 
+def moves(type_: TensorType, made: str, read: str) -> bool:
+    """Whether the layout changes where elements are: it does not for images of single pixels."""
+
+    def matters(layout: str) -> list[int]:
+        return [s for s, size in zip(type_.strides(layout), type_.shape, strict=True) if size > 1]
+
+    return made != read and matters(made) != matters(read)
+
+
 def in_layout(tensor: Tensor, layout: str) -> Tensor:
     """`tensor` itself if it is stored in `layout`, else a copy that is."""
     return tensor.contiguous(memory_format=MEMORY_FORMATS[layout])

@@ -7,7 +7,7 @@ the inputs: they may be other tensors each time.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,13 +16,16 @@ from torch import Tensor
 
 from plantune.base.op_mode import OpMode
 from plantune.devices.cuda.workspaces import kept_workspaces
-from plantune.graph import Attrs, Node
+from plantune.graph import Attrs, Node, TensorType
 from plantune.graph.ops import op_named
 from plantune.graph.ops.functions import FunctionOp
 from plantune.graph.ops.matmul import operands
 from plantune.graph.ops.overload import OverloadOp
 from plantune.graph.ops.pointwise import along_axis
 from plantune.kernels.family import Values
+
+# What some of cuDNN's kernels read at once.
+WORD_BYTES = 16
 
 RECURRENT = ("aten.lstm.", "aten.gru.", "aten.rnn_")
 
@@ -157,6 +160,16 @@ def errs_in_channels_last(node: Node) -> bool:
     H200, 2026-11-22).
     """
     return node.op == "avg_pool2d_grad" and any(node.attrs["padding"])
+
+
+def may_misread_pixels(node: Node, types: Mapping[str, TensorType]) -> bool:
+    """Whether a GPU may lose its context in channels_last: some of cuDNN's kernels read 16 bytes at
+    once, whatever a pixel has. Seen in the gradient of a filter of 3 channels in float32, and in a
+    depthwise convolution of 4 in float16 (torch 2.11, cuDNN 9.19, H200, 2026-11-28).
+    """
+    images = [types[name] for name in (*node.inputs, *node.outputs) if len(types[name].shape) == 4]
+    pixels = (type_.shape[1] * type_.torch_dtype.itemsize for type_ in images)
+    return node.op.startswith("conv2d") and any(size % WORD_BYTES for size in pixels)
 
 
 def _avg_pool2d_grad(node: Node, dx: Tensor) -> Run:

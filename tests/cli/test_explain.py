@@ -170,7 +170,7 @@ def test_an_exact_shipped_plan_comes_before_an_own_one_of_other_versions(
     assert object_of(run("explain", "--batch", 1, "--json"))["plan_id"] is None
 
 
-WITHOUT_CALLS = ROOT / "tests" / "plan_db" / "data" / "without_calls" / "user.db"
+WITHOUT_CALLS = ROOT / "tests" / "plans" / "database" / "data" / "without_calls" / "user.db"
 
 
 def test_a_plan_from_before_calls_were_kept_is_told_with_its_channels(

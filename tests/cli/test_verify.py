@@ -152,7 +152,7 @@ def test_a_plan_of_a_file_is_kept_as_measured_here(run: Run, team: Path, plan: P
 
 def test_it_says_whose_the_plan_was(run: Run, team: Path) -> None:
     shown = run("verify", "--batch", 1, "--from", str(team)).stdout
-    assert "the team plan was in another file; it is kept as plan 1, which is measured here" in (
+    assert "the team plan was in another file; it is kept as plan 2, which is measured here" in (
         " ".join(shown.split())
     )
 

@@ -28,12 +28,12 @@ import itertools
 import sys
 from pathlib import Path
 import plantune
-from plantune import host
+from plantune.devices import host
 from plantune.cli import checks
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.step import make_step
 from plantune.graph.types import TensorType
-from plantune.kernels import cxx
+from plantune.kernels.cpu import cxx
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not
 from plantune.measure.numerics import check

@@ -15,7 +15,7 @@ DATA = ("csrc", "plans", "search_spaces")
 
 USE = """
 import plantune, torch
-from plantune import paths
+from plantune.base import paths
 from plantune.graph.fusions import all_fusions
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space

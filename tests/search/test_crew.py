@@ -15,14 +15,14 @@ from plantune.devices.gpus import LocalGpu, Seat, seats_of
 from plantune.devices.machine import cpu_environment
 from plantune.errors import OutOfTime, UnlikeGpus, UnsupportedDevice, WorkerDied, WorkerFailed
 from plantune.report.progress import progress_text
-from plantune.search import seats as seats_module
 from plantune.search.budget import Budget
 from plantune.search.crew import Crew
 from plantune.search.results import Patience, silent
-from plantune.search.seats import environment_on
+from plantune.search.shared import seats as seats_module
 from plantune.search.shared.board import Board
 from plantune.search.shared.board_rows import Place
 from plantune.search.shared.rdb import Persistent, close_shared, opened_shared
+from plantune.search.shared.seats import environment_on
 from plantune.search.step_search import StepSearch
 from plantune.space.arch import load_arch
 

@@ -91,7 +91,7 @@ def steps_us(plan, graph, space):
 def test_a_search_neither_ranks_nor_ends_with_steps_that_are_known_to_take_longer(
     net, space, tmp_path, monkeypatch, seed
 ):
-    for reader in ("plan_db.stored", "search.known"):
+    for reader in ("plans.database.stored", "search.known"):
         monkeypatch.setattr(f"plantune.{reader}.data_folder", lambda name: tmp_path / name)
     problem, worker = Problem.of(net, "cpu", "net"), Lucky()
     with PlanDatabase.open(tmp_path / "plans.db") as database:

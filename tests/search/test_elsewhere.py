@@ -87,7 +87,7 @@ def test_all_workers_start_beside_each_other():
 @pytest.fixture
 def search(tmp_path, monkeypatch):
     """A search on two seats, in a database of its own, where no plans are shipped."""
-    for reader in ("plan_db.stored", "search.known"):
+    for reader in ("plans.database.stored", "search.known"):
         monkeypatch.setattr(f"plantune.{reader}.data_folder", lambda name: tmp_path / name)
     with PlanDatabase.open(tmp_path / "plans.db") as database:
         workload = Workload("se_resnet9_fixup", 1)

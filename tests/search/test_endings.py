@@ -62,7 +62,7 @@ class FakeWorker:
 @pytest.fixture
 def search(tmp_path, monkeypatch):
     """Makes searches in a database of their own, where no plans are shipped."""
-    for reader in ("plan_db.stored", "search.known"):
+    for reader in ("plans.database.stored", "search.known"):
         monkeypatch.setattr(f"plantune.{reader}.data_folder", lambda name: tmp_path / name)
     workload = Workload("se_resnet9_fixup", 1)
     with PlanDatabase.open(tmp_path / "plans.db") as database:

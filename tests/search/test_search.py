@@ -73,7 +73,7 @@ ORDER = ("plantune", "eager")
 @pytest.fixture
 def hasty(tmp_path, monkeypatch):
     """A search of a database of its own, where no plans are shipped."""
-    for reader in ("plan_db.stored", "search.known"):
+    for reader in ("plans.database.stored", "search.known"):
         monkeypatch.setattr(f"plantune.{reader}.data_folder", lambda name: tmp_path / name)
     with PlanDatabase.open(tmp_path / "plans.db") as database:
         yield search_of(

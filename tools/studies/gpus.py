@@ -41,8 +41,8 @@ from plantune.search.elsewhere import start_all
 from plantune.search.measuring import WorkerMeasurer
 from plantune.search.ranking import plan_of
 from plantune.search.results import silent
-from plantune.search.seats import environment_on
 from plantune.search.session import worker_for
+from plantune.search.shared.seats import environment_on
 from plantune.search.step_search import StepSearch
 from plantune.space.search_space import load_search_space
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from plantune.graph import Graph, Step
+from plantune.graph.layouts import moves
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
 from plantune.kernels.weights.pitch import cuts_channels
@@ -72,8 +73,9 @@ def _read_as_they_are(
         takes |= family.reads_slices(parts, candidate.config).intersection(slices)
         found |= {
             name
-            for name, _ in step.inputs
-            if name not in takes and demanded.get(name, layouts[name]) == layouts[name]
+            for name, type_ in step.inputs
+            if name not in takes
+            and not moves(type_, layouts[name], demanded.get(name, layouts[name]))
         }
         layouts |= {name: demanded.get(name, "nchw") for name, _ in step.outputs}
     return found

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from plantune.base.canonical import Attrs
 from plantune.graph import Graph, Step, TensorType
-from plantune.graph.layouts import aligned
+from plantune.graph.layouts import aligned, moves
 from plantune.graph.partition import Partition
 from plantune.kernels.family import AnyFamily, Candidate, Parts
 from plantune.kernels.registry import family_named
@@ -160,15 +160,6 @@ def _permuted_last(graph: Graph, steps: Partition) -> Iterator[str]:
             yield step.name
 
 
-def _moves(type_: TensorType, made: str, read: str) -> bool:
-    """Whether the layout changes where elements are: it does not for images of single pixels."""
-
-    def matters(layout: str) -> list[int]:
-        return [s for s, size in zip(type_.strides(layout), type_.shape, strict=True) if size > 1]
-
-    return made != read and matters(made) != matters(read)
-
-
 def _demands(name: str, steps: Partition, by_name: Mapping[str, Candidate]) -> Iterator[str]:
     """The layouts in which steps read a value, in order."""
     for step in steps:
@@ -188,7 +179,7 @@ def _converted(
     conversions = []
     for name, type_ in step.inputs:
         layout = demanded.get(name, layouts[name])
-        if name not in free and _moves(type_, layouts[name], layout):
+        if name not in free and moves(type_, layouts[name], layout):
             renamed[name] = f"{name} in {layout}"
             if renamed[name] not in layouts:
                 layouts[renamed[name]] = layout

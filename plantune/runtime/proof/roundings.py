@@ -16,7 +16,7 @@ from plantune.devices.cuda.flags import float32_precisions
 from plantune.graph.graph import Graph, Node
 from plantune.graph.layouts import MEMORY_FORMATS, strictly_in_layout
 from plantune.graph.nested import mapped
-from plantune.kernels.torch_ops import errs_in_channels_last, viewed
+from plantune.kernels.torch_ops import errs_in_channels_last, may_misread_pixels, viewed
 from plantune.runtime.proof.cases import (
     Called,
     Case,
@@ -45,7 +45,9 @@ def other_roundings(
     """
     given = network, graph, case.inputs, case.seeds
     exact = exact_of_graph(*given)
+    on_gpu = case.inputs[0].is_cuda
     errs = any(map(errs_in_channels_last, graph.nodes))
+    errs |= on_gpu and any(may_misread_pixels(node, graph.types) for node in graph.nodes)
     layouts = [layout for layout in MEMORY_FORMATS if layout == "nchw" or not errs]
     for layout in reversed(layouts):
         yield op_by_op(*given, layout), exact
@@ -63,8 +65,10 @@ def eager_again(
     module: nn.Module, given: Any, random: torch.Generator, times: int
 ) -> Iterator[tuple[nn.Module, Any]]:
     """Copies of the module and of the tensors that it is called with: in channels_last, then so
-    many times in either layout with weights and inputs that differ by a rounding.
+    many times in either layout with weights and inputs that differ by a rounding; by one to tf32
+    where that is allowed, since then torch's choice between its kernels decides which it is.
     """
+    tf32 = "tf32" in float32_precisions()
     for turn in range(times + 1):
         for layout in MEMORY_FORMATS if turn else ("nhwc",):
 
@@ -72,6 +76,8 @@ def eager_again(
                 if not isinstance(x, Tensor) or not x.is_floating_point():
                     return x
                 x = rounded(x.detach(), random) if turn else x.detach()
+                if turn and tf32 and x.is_cuda and x.dtype == torch.float32 and x.dim() > 1:
+                    x = x + x * HALF * torch.empty_like(x).uniform_(-1, 1, generator=random)
                 return strictly_in_layout(x, layout) if x.dim() == 4 else x
 
             made = copied(module)

@@ -86,6 +86,9 @@ class Lent:
     def release(self):
         """Nothing was taken."""
 
+    def lay_out(self, call, *, in_rows):
+        """No result comes of it."""
+
 
 def test_a_stored_plan_of_a_whole_gpu_gives_way_to_it_with_a_warning(monkeypatch):
     """The choice of a plan, as for a GPU that is not here."""

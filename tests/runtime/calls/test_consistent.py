@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from plantune import optimize
-from plantune.plans.guess import CHANNELS_LAST, compose, default_plan
+from plantune.plans.guess import default_plan, framework_plans
 from plantune.runtime.calls import consistent
 from plantune.runtime.calls.consistent import InconsistentPlans, transferred
 from plantune.space.search_space import load_search_space
@@ -69,7 +69,7 @@ def test_the_backward_pass_is_that_of_the_own_plan(policy, frames):
         optimize(policy, frames[:batch], mode="train").stock().graph for batch in (16, 4)
     )
     leader = default_plan(large, space, network="leader")
-    own = compose(small, space, network="own", preferences=CHANNELS_LAST)
+    own = framework_plans(small, space, network="own")[1]
     made = transferred(leader, own, small, space)
     forward = {node.name for node in small.nodes[: small.backward_from]}
     for choice in made.choices:

@@ -110,7 +110,7 @@ class TestProof:
         assert len(proved) == 1
         code = """
             import torch, plantune
-            from plantune.runtime import choose
+            from plantune.runtime.calls import choose
             choose.recheck = None  # calling it would be an error
             model = plantune.load_model("se_resnet9_fixup", batch=1, fallback="error")
             assert model(torch.randn(1, 3, 64, 64)).shape == (1, 512, 2, 2)

@@ -15,7 +15,7 @@ import sys
 import torch
 from torch import nn
 from plantune import optimize
-from plantune.runtime import kinds, choose
+from plantune.runtime.calls import choose, kinds
 
 name, scans = sys.argv[1], sys.argv[2] == "scans"
 kinds.scans_on = lambda arch: lambda layers: scans

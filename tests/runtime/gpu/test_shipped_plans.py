@@ -23,7 +23,7 @@ pytestmark = [
 CODE = """
 import json, time, warnings
 import torch, plantune
-from plantune.runtime import choose
+from plantune.runtime.calls import choose
 
 mode = {mode!r}
 

@@ -174,6 +174,27 @@ def test_what_is_permuted_last_is_never_moved(space, layout):
     assert last.loose == last.aliases.keys() == {*graph.outputs}
 
 
+def test_a_slice_is_copied_where_the_layout_that_is_asked_for_moves_nothing(space):
+    """Of one channel both layouts are the same, so there is no conversion that would copy it."""
+
+    class Half(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x[:, :, :2])
+
+    module = Half(nn.Conv2d(1, 4, 1))
+    graph = extract(module, TensorType((2, 1, 4, 3)))
+    preferences = (
+        Preference("gemm", {"layout": "nhwc"}),
+        Preference("framework", {"layout": "nchw"}),
+    )
+    plan = compose(graph, space, network="half", fusions=(), preferences=preferences)
+    assert "gemm" in {choice.candidate.family for choice in plan.choices}
+    program = Program(graph, plan, space)
+    program.refresh(dict(module.named_parameters()))
+    x = torch.randn(2, 1, 4, 3)
+    torch.testing.assert_close(program.forward(x)[0], module(x).detach())
+
+
 class Turned(nn.Module):
     """Keeps a view of its result, and has one as the gradient of its input."""
 

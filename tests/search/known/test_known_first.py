@@ -11,7 +11,7 @@ import pytest
 from plantune.base.outcome import Rejected
 from plantune.errors import OutOfTime
 from plantune.plans.database.plan_database import PlanDatabase
-from plantune.plans.guess import hand_plan
+from plantune.plans.guess import default_plan, hand_plan
 from plantune.plans.plan import candidates_by_step, check_plan
 from plantune.search import known, ranking, search
 from plantune.search.builds import Builds
@@ -172,7 +172,7 @@ class TestBeginning:
         monkeypatch.setattr(ranking, "building_s", lambda *arguments: 0.0)
         monkeypatch.setattr(search.Search, "_contenders", lambda self, *known: [plain, guess])
         found = search_of(PROBLEM, Settings(), None, HERE)
-        plain = search.default_plan(PROBLEM.graph, found.space, network=PROBLEM.network)
+        plain = default_plan(PROBLEM.graph, found.space, network=PROBLEM.network)
 
         def timed(graph, plans, effort, seed=0):
             died = len(plans) > 1 and Rejected("crash", "it died")
@@ -192,4 +192,5 @@ class TestBeginning:
         assert len(worker.timed[0]) > 1  # the ranking is the first
         worker.timed.clear()
         searched()
-        assert len(worker.timed[0]) == 1
+        assert choices(worker.timed[0][-1]) == choices(by_hand(PROBLEM))
+        assert len(worker.timed[0]) < len(worker.timed[1])

@@ -70,7 +70,7 @@ def url(postgres):
 @pytest.fixture
 def search(tmp_path, monkeypatch, url, graph):
     """Runs a search in a thread, in a database of its own, where no plans are shipped."""
-    for reader in ("plan_db.stored", "search.known"):
+    for reader in ("plans.database.stored", "search.known"):
         monkeypatch.setattr(f"plantune.{reader}.data_folder", lambda name: tmp_path / name)
     workers = {}
     monkeypatch.setattr(

@@ -57,7 +57,7 @@ def of_steps(case: Case, plan: Plan) -> Iterator[Tried]:
     groups = [s for s in alternatives(case.graph, all_fusions()) if len(s.nodes) > 1]
     for step in rng.sample(groups, min(GROUPS, len(groups))):
         legal = candidates(step, case.space, ("framework",))
-        taken += [(step, candidate) for candidate in legal]
+        taken += [(step, c) for c in legal if c.config.get("layout") in (None, *case.layouts)]
     for step, candidate in taken:
         yield _tried("step", _proving(case, step, candidate))
 
@@ -87,9 +87,12 @@ def of_race(case: Case, plan: Plan) -> Iterator[Tried]:
 
 
 def _kills_torch(case: Case) -> bool:
-    """Whether eager may crash: torch's CPU kernel for the gradient of a group norm does, for an
-    image in channels_last that needs none itself (torch 2.13, 2026-11-28).
+    """Whether eager may crash in channels_last: a GPU as `layouts` says, and torch's CPU
+    kernel for the gradient of a group norm of an image that needs none itself (torch 2.13,
+    2026-11-28).
     """
+    if "nhwc" not in case.layouts:
+        return True
     norms = any(isinstance(part, nn.GroupNorm) for part in case.module.modules())
     return norms and case.trains and not case.x.is_cuda
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from plantune.devices.cuda.flags import flags
 from plantune.devices.machine import arch_of
 from plantune.graph import Graph
+from plantune.kernels.torch_ops import may_misread_pixels
 from plantune.plans.guess import CHANNELS_LAST, compose, hand_plan
 from plantune.plans.plan import Plan
 from plantune.runtime.load import optimize
@@ -75,6 +76,13 @@ class Case:
     @cached_property
     def space(self) -> SearchSpace:
         return load_search_space(arch_of(self.x.device))
+
+    @cached_property
+    def layouts(self) -> tuple[str, ...]:
+        """Those in which torch's kernels cannot lose a GPU."""
+        types, nodes = self.graph.types, self.graph.nodes
+        lost = self.x.is_cuda and any(may_misread_pixels(node, types) for node in nodes)
+        return PLANS[:1] if lost else PLANS
 
     def plan(self, name: str) -> Plan:
         """The framework's kernels in one layout, or ours as one would pick them."""

@@ -48,7 +48,8 @@ def tries(
     """
     with case.precision():
         for bound in bounds:
-            names = plans if bound == "network" else plans[case.seed % len(plans) :][:1]
+            fitting = [name for name in plans if name not in PLANS or name in case.layouts]
+            names = fitting if bound == "network" else fitting[case.seed % len(fitting) :][:1]
             for name in names:
                 try:
                     yield from ((name, tried) for tried in BOUNDS[bound](case, case.plan(name)))

@@ -23,7 +23,8 @@ SEARCHES = {
 RECURRENT, SMALL_IMAGES = "Recurrent networks", "Training on small images"
 PASSES = "Training on a GPU"
 GPUS = {"NVIDIA H200": "h200", "NVIDIA H100": "h100"}
-COMPARED = (*GPUS, RECURRENT, SMALL_IMAGES, PASSES, *SEARCHES)
+LAYOUTS = "Images between layouts"
+COMPARED = (*GPUS, RECURRENT, SMALL_IMAGES, PASSES, LAYOUTS, *SEARCHES)
 KEYS = ("ratio", "ratio_live", "median", "median_ms", "of_one", "of_best_ddp")
 ENDS = ("low", "high")
 README = (ROOT / "README.md").read_text()
@@ -204,6 +205,20 @@ def training_rows() -> Iterator[list[str]]:
 
 def test_rows_of_training_are_those_of_their_benches() -> None:
     assert [*training_rows()] == rows_of(PASSES)
+
+
+def layout_rows() -> Iterator[list[str]]:
+    """What a copy of images takes, and what changes their layout takes."""
+    dtypes, layouts = {"f16": "float16", "f32": "float32", "u8": "uint8"}, {"nhwc": "channels_last"}
+    for row in read("benchmarks/h200/2026-11-28-layouts.json")["rows"]:
+        took = (row[name] for name in ("copy_us", "torch_us", "plantune_us"))
+        images = f"{'x'.join(map(str, row['shape']))}, {dtypes[row['dtype']]}"
+        yield [images, layouts.get(row["to"], row["to"]), *(f"{us:,.1f}" for us in took)]
+
+
+def test_rows_of_layouts_are_those_of_their_file() -> None:
+    every = [*layout_rows()]
+    assert all(row in every for row in rows_of(LAYOUTS))
 
 
 def values(document: Any) -> Iterator[float]:

@@ -144,7 +144,7 @@ def test_plans_fit_todays_networks_and_kernels(arch: str) -> None:
 @pytest.mark.parametrize("arch", [path.stem for path in FILES])
 def test_no_change_of_the_code_moves_them_unseen(arch: str) -> None:
     """What is compiled for each plan is what was; where that changes on purpose, or another plan is
-    shipped, the file follows: `python -m tests.test_shipped_plans` writes it.
+    shipped, the file follows: `python -m tests.plans.test_shipped_plans` writes it.
     """
     assert rendered_plans(arch) == json.loads(GOLDEN.read_text("utf-8"))[arch]
 

@@ -45,7 +45,14 @@ class Searches:
         self.folder = folder
         self.let(ROOM)
         # A copy has no command line of its own, and imports nothing anew.
-        command = [sys.executable, "-m", "tests.search.shared_search", url, str(folder), str(count)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.search.shared.shared_search",
+            url,
+            str(folder),
+            str(count),
+        ]
         self._log = open(folder / "log", "w+b")  # noqa: SIM115 - closed by `close`
         self._nursery = subprocess.Popen(
             command,

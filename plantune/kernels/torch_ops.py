@@ -164,8 +164,9 @@ def errs_in_channels_last(node: Node) -> bool:
 
 def may_misread_pixels(node: Node, types: Mapping[str, TensorType]) -> bool:
     """Whether a GPU may lose its context in channels_last: some of cuDNN's kernels read 16 bytes at
-    once, whatever a pixel has. Seen in the gradient of a filter of 3 channels in float32, and in a
-    depthwise convolution of 4 in float16 (torch 2.11, cuDNN 9.19, H200, 2026-11-28).
+    once, whatever a pixel has. The gradient of a filter of 3 channels in float32 does, by
+    compute-sanitizer; with a depthwise convolution of 4 channels in float16 the error is the same
+    (torch 2.11, cuDNN 9.19, H200, 2026-11-28).
     """
     images = [types[name] for name in (*node.inputs, *node.outputs) if len(types[name].shape) == 4]
     pixels = (type_.shape[1] * type_.torch_dtype.itemsize for type_ in images)

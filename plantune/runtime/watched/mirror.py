@@ -127,7 +127,7 @@ class Mirror:
                     seen[id(part)] = self._moved(known, memo, alike)
             except UnsupportedModule:
                 raise
-            except Exception as error:
+            except Exception as error:  # A copy runs the part's own methods.
                 raise UnsupportedModule(self._why_not(part, error)) from error
         self._seen, self._watched, self._contents = seen, watched, self._now_inside()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -12,32 +11,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from ...conftest import ROOT
-
-TOOL = ROOT / "tools" / "studies" / "census"
 # Of the sample; each takes some seconds.
 FIRST = 12
-
-
-@pytest.fixture
-def part(monkeypatch: pytest.MonkeyPatch):
-    """A module of the tool, by its name."""
-    monkeypatch.syspath_prepend(str(TOOL))
-    before = set(sys.modules)
-
-    def imported(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    yield imported
-    for name in set(sys.modules) - before:
-        if (TOOL / f"{name}.py").exists():
-            del sys.modules[name]
 
 
 def row(network: str, mode: str, measure: str, verdict: str, **more: object) -> dict[str, object]:

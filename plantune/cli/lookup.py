@@ -151,7 +151,7 @@ def _reference(kept: Problem, in_channels: int) -> Workload:
 
 def environment_here(arch: str) -> Environment:
     """This machine's environment for an arch; for one that is not here that of its best."""
-    from plantune.search.shared.seats import environment_on
+    from plantune.search.shared.slots import environment_on
 
     return environment_on((), arch)
 

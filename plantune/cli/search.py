@@ -26,7 +26,7 @@ from plantune.report.progress import ProgressLine
 from plantune.report.tables import machine_text
 
 if TYPE_CHECKING:
-    from plantune.devices.gpus import Seat
+    from plantune.devices.gpus import Slot
     from plantune.search.keeping import KeepingDatabase
     from plantune.search.results import Progress, Settings
 
@@ -152,20 +152,20 @@ def _search(console: Console, place: Path | None, workload: Workload, how: How) 
     from plantune.measure.machine_state import Machine, gpu_watcher
     from plantune.search.keeping import KeepingDatabase
     from plantune.search.session import Manner, Sought, search_plan
-    from plantune.search.shared.seats import environment_on
+    from plantune.search.shared.slots import environment_on
 
     began: float = click.get_current_context().meta[BEGAN]
     with interrupts() as stop, database(place, read_only=False) as opened:
         keeping = KeepingDatabase(opened, lambda text: note(f"warning: {text}"))
-        seats = _seats(workload, how)
-        environment = environment_on(seats, workload.arch)
-        beside = f", {len(seats)} of them" if len(seats) > 1 else ""
+        slots = _slots(workload, how)
+        environment = environment_on(slots, workload.arch)
+        beside = f", {len(slots)} of them" if len(slots) > 1 else ""
         note(f"{workload}; {machine_text(environment.to_json())}{beside}; {how.budget:g} s")
         if (hint := no_compiler_line(workload.arch)) is not None:
             note(hint)
         sought = Sought(workload.graph, workload.problem, workload.tape)
         spent_s = time.monotonic() - began
-        settings = replace(_settings(keeping, how, seats), spent_s=spent_s)
+        settings = replace(_settings(keeping, how, slots), spent_s=spent_s)
         with ProgressLine(sys.stderr) as line:
 
             def report(progress: Progress) -> None:
@@ -177,7 +177,7 @@ def _search(console: Console, place: Path | None, workload: Workload, how: How) 
                 return undisturbed()
 
             def quiet() -> None:
-                gpu = seats[0].gpu if seats else None
+                gpu = slots[0].gpu if slots else None
                 wait_for_quiet(how.budget, Machine(gpu=gpu_watcher(workload.arch, gpu)))
 
             manner = Manner(report, _say, how.wait_s, saving, quiet)
@@ -198,19 +198,19 @@ def _say(text: str) -> None:
     note(text if text.startswith("waiting") else f"warning: {text}")
 
 
-def _seats(workload: Workload, how: How) -> tuple[Seat, ...]:
+def _slots(workload: Workload, how: How) -> tuple[Slot, ...]:
     """Where workers measure; none if that was not asked for."""
-    from plantune.devices.gpus import seats_of
+    from plantune.devices.gpus import slots_of
     from plantune.space.arch import load_arch
 
     if how.gpus is None:
         return ()
     if workload.arch == "cpu":
         raise click.UsageError("--gpus needs the arch of a GPU; give --arch too")
-    return seats_of(load_arch(workload.arch), how.gpus or None)
+    return slots_of(load_arch(workload.arch), how.gpus or None)
 
 
-def _settings(keeping: KeepingDatabase, how: How, seats: tuple[Seat, ...]) -> Settings:
+def _settings(keeping: KeepingDatabase, how: How, slots: tuple[Slot, ...]) -> Settings:
     from plantune.cli.storage import storage_for
     from plantune.search.results import Patience, Settings
     from plantune.search.shared.rdb import is_shareable
@@ -223,6 +223,6 @@ def _settings(keeping: KeepingDatabase, how: How, seats: tuple[Seat, ...]) -> Se
         how.fresh,
         storage,
         shipped=how.shipped,
-        seats=seats,
+        slots=slots,
         patience=Patience(how.heartbeat) if shared else None,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from plantune.base.storage_urls import shown
@@ -30,7 +29,7 @@ def show_status(console: Console, url: str) -> None:
             console.say(f"  {_line(member)}")
     if not found:
         console.say(f"{shown(url)}: no search was shared there")
-    document = [{**asdict(status), "state": status.state} for status in found]
+    document = [status.to_json() for status in found]
     console.emit({"storage": shown(url), "searches": document})
 
 
@@ -42,8 +41,8 @@ def _counts(status: Status) -> str:
 
 
 def _line(member: Member) -> str:
-    detail = member.told.get("detail") or ""
-    seen = f", seen {member.told['at']}" if "at" in member.told else ""
+    detail = member.reported.get("detail") or ""
+    seen = f", seen {member.reported['at']}" if "at" in member.reported else ""
     what = f" - {detail}" if detail and member.state == "measuring" else ""
     state = phase_text(member.state)
     return f"{member.host}, process {member.pid}: {state}, {member.measured} done{seen}{what}"

@@ -34,7 +34,7 @@ class LocalGpu:
 
 
 @dataclass(frozen=True)
-class Seat:
+class Slot:
     """Where one measuring worker works: its name for people, and torch's number of its GPU, None
     for the one that serves an arch anyway.
     """
@@ -51,8 +51,8 @@ class Seat:
         return {VISIBLE: visible[self.gpu] if visible else str(self.gpu)}
 
 
-def seats_of(arch: Arch, wanted: Sequence[int] | None) -> tuple[Seat, ...]:
-    """A seat on each of these GPUs, on all of the arch without numbers.
+def slots_of(arch: Arch, wanted: Sequence[int] | None) -> tuple[Slot, ...]:
+    """A slot on each of these GPUs, on all of the arch without numbers.
 
     Raises UnlikeGpus for one of another arch, and UnsupportedDevice for one that is not here.
     """
@@ -67,7 +67,7 @@ def seats_of(arch: Arch, wanted: Sequence[int] | None) -> tuple[Seat, ...]:
     for index in wanted:
         if here[index].arch != arch.name:
             raise UnlikeGpus(f"GPU {index} is a {here[index]}, and the search is for {arch.name}")
-    return tuple(Seat(f"GPU {index}", index) for index in wanted)
+    return tuple(Slot(f"GPU {index}", index) for index in wanted)
 
 
 def gpus_here() -> tuple[LocalGpu, ...]:

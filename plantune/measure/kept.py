@@ -62,6 +62,7 @@ def room_on(device: Device) -> int:
     """The bytes that may be kept in the memory of a processor."""
     if device.place.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device.place)
-        held = torch.cuda.memory_reserved(device.place) - torch.cuda.memory_allocated(device.place)
-        return int(free + held) // PART_OF_FREE
+        reserved = torch.cuda.memory_reserved(device.place)
+        unused = reserved - torch.cuda.memory_allocated(device.place)
+        return int(free + unused) // PART_OF_FREE
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // PART_OF_MEMORY

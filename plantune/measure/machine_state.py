@@ -168,7 +168,7 @@ def machine_for(kind: str, gpu: Callable[[], str] = str) -> Machine:
 def pulse_us() -> float:
     """The time of a fixed loop on one core, the least of a few.
 
-    It is so short that one of them has the core to itself though others run: they are told by
+    It is so short that one of them has the core to itself though others run: they are recognised by
     their own time, and a worker discards samples that they disturbed. A product on all threads took
     50 times as long beside them, and kernels that were corrected by that 3 times too little.
     """

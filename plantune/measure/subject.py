@@ -200,10 +200,10 @@ class Subject:
 
     @cached_property
     def _examples(self) -> tuple[Tensor | None, ...]:
-        held = () if self._tape is None else self._tape.examples
+        examples = () if self._tape is None else self._tape.examples
         return tuple(
             None if text is None else unpacked(text, type_)
-            for text, type_ in zip(held, self.types, strict=False)
+            for text, type_ in zip(examples, self.types, strict=False)
         )
 
 

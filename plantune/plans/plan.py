@@ -79,8 +79,8 @@ class Plan:
         return self.frozen_runner if frozen and self.frozen_runner is not None else self.runner
 
     def to_json(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in ("branches", "frozen_runner")}
-        data = self.problem.to_json() | {name: value for name, value in told.items() if value}
+        added = {name: getattr(self, name) for name in ("branches", "frozen_runner")}
+        data = self.problem.to_json() | {name: value for name, value in added.items() if value}
         choices = [choice.to_json() for choice in self.choices]
         return {
             "format": _format_of(data, choices),

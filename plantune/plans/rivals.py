@@ -23,7 +23,7 @@ class Rivals:
 
     @staticmethod
     def of(evidence: Mapping[str, Any]) -> Rivals:
-        """Whom the plan with this evidence met."""
+        """Against which ways the plan with this evidence was raced."""
         kept, baseline = evidence.get(KEY), evidence.get("baseline")
         if isinstance(kept, str):
             return Rivals(tuple(filter(None, kept.split(","))), complete=True)

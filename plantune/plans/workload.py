@@ -179,21 +179,21 @@ class Workload:
             "inputs": list(self.inputs),
             "settings": dict(self.settings),
         }
-        told = {name: value for name, value in given.items() if value}
-        return {"model": self.network, **{name: getattr(self, name) for name in FIELDS}, **told}
+        added = {name: value for name, value in given.items() if value}
+        return {"model": self.network, **{name: getattr(self, name) for name in FIELDS}, **added}
 
     def arguments(self) -> str:
         """The options that mean this; defaults are left out, but for the batch."""
         plain = {**vars(Workload.on(None, None)), "dtype": _dtype_on(self.arch), "batch": None}
         named = {"network": "model"}
         kept = ("network", "batch", "in_channels", "mode", "dtype", "arch", "image_size")
-        told = [
+        words = [
             f"--{named.get(name, name.replace('_', '-'))} {getattr(self, name)}"
             for name in kept
             if getattr(self, name) != plain[name] and not (name == "batch" and self.inputs)
         ]
-        told += [f"--input {text}" for text in self.inputs]
-        return " ".join([*told, *(f"--set {name}={value}" for name, value in self.settings)])
+        words += [f"--input {text}" for text in self.inputs]
+        return " ".join([*words, *(f"--set {name}={value}" for name, value in self.settings)])
 
     def __str__(self) -> str:
         channels = "" if self.in_channels == 3 else f", {self.in_channels} channels"

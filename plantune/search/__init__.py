@@ -1,12 +1,12 @@
 """Finds the plan: which candidates to measure, how to cover the graph, which plan to keep.
 
-- From beginning to end: `session` calls `search`, which starts by `beginning`, measures by
+- From start to end: `session` calls `search`, which starts by `warm_start`, measures by
   `step_search`, then ranks and races by `phases`, `ranking` and `judgement`; `results` has what
   goes in and comes out, `policy` the numbers that were chosen.
 - Which candidate is next: `candidates`, `clusters`, `queue`, `costs`, `cover`, `best_cover`,
   `studies`.
-- Measuring: `crew` gives candidates to the measurers of `measuring`, `builds` compiles ahead,
-  `budget` and `machine_log` watch the time and the machine, `elsewhere` uses other GPUs.
+- Measuring: `worker_pool` gives candidates to the measurers of `measuring`, `builds` compiles
+  ahead, `budget` and `machine_log` watch the time and the machine, `elsewhere` uses other GPUs.
 - What is kept and known: `keeping`, `kept_times`, `known`; what is not ranked: `dearer`.
 - How it ends: `endings` without a plan of its own, `first_interrupt` by Ctrl-C.
 - Searches on several GPUs and hosts: the folder `shared`.

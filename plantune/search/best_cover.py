@@ -1,4 +1,4 @@
-"""The best cover that is known by now, for those who are told how a search stands."""
+"""The best cover that is known by now, for those who watch a search."""
 
 from __future__ import annotations
 

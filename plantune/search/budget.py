@@ -73,8 +73,8 @@ class Budget:
     def left_s(self) -> float:
         return max(self.seconds - self.spent_s, 0.0)
 
-    def leave_out(self, seconds: float) -> None:
-        """Does not count seconds that were spent waiting for others."""
+    def exclude(self, seconds: float) -> None:
+        """Does not count these seconds, in which it waited for others."""
         self._start += seconds
 
     def left_for(self, phase: str) -> float:
@@ -109,7 +109,7 @@ class Budget:
 
 class Durations:
     """How long a candidate will take, by what others of its family took: what does not fit into the
-    time that is left is not begun.
+    time that is left is not started.
     """
 
     def __init__(self) -> None:

@@ -102,7 +102,7 @@ class Builds:
 
     def _work(self) -> None:
         os.nice(NICENESS)  # of this thread and of the compilers that it starts
-        with suppress(PlantuneError):  # the first build meets it again
+        with suppress(PlantuneError):  # the first build raises it again
             self._prepare()
         while (candidate := self._next()) is not None:
             source, failure = self._source_of(candidate), ""

@@ -74,7 +74,7 @@ class Endings:
         self.database.put_plan(plan, self.environment)
         return plan
 
-    def tell_of_failed(self) -> None:
+    def warn_of_failed(self) -> None:
         for each in self.failed:
             text = f"a plan failed in its race and was dropped: {each.why}"
             warn(text)

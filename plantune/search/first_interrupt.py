@@ -54,12 +54,12 @@ class FirstInterrupt:
     def reported(self, report: Report) -> Report:
         """The report that also raises again what a finalizer swallowed."""
 
-        def told(progress: Progress) -> None:
+        def reporting(progress: Progress) -> None:
             if self.requested:
                 raise KeyboardInterrupt
             report(progress)
 
-        return told
+        return reporting
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         self._count += 1

@@ -102,8 +102,8 @@ def judged(plan: Plan, duels: Duels, plain: Plan | None = None) -> Plan:
     frozen = winner(duels, FROZEN_RUNNERS)
     differs = frozen not in (PROGRAM, live)
     plan = replace(plan, runner=live, frozen_runner=frozen if differs else None)
-    told = {**_loss(runs, duels), **_standing(runs, duels)}
-    return replace(plan, evidence=Attrs({**plan.evidence, **told}))
+    found = {**_loss(runs, duels), **_standing(runs, duels)}
+    return replace(plan, evidence=Attrs({**plan.evidence, **found}))
 
 
 def evidence_of(race: Race) -> Attrs:

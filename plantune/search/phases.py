@@ -107,7 +107,7 @@ class Run:
     others: Sequence[Worker] = ()
     ahead: frozenset[str] = frozenset()
 
-    def tell(self, phase: str) -> None:
+    def enter(self, phase: str) -> None:
         """A phase begins."""
         self.budget.enter(phase)
         self.report(self.steps.progress(self.budget, None, phase))
@@ -186,7 +186,7 @@ def rank(
         plans = [*plans[:FEW], *plans[FEW:][-1:]]
     if left_s < LEAST_RANKING_S:
         return plans
-    run.tell("ranking")
+    run.enter("ranking")
     arch = run.space.arch
     effort = run.budget.limited(compared(arch, FIRST_PART[arch.kind] * left_s), "ranking")
     try:
@@ -263,7 +263,7 @@ def _improved(run: Run, plan: Plan, call_us: float) -> Plan:
         if budget.left_for("ranking") > REFINING_S:
             plan = ranking.branched(plan, graph, space, timed)
         while left and budget.left_for("ranking") > REFINING_S:
-            run.tell("ranking")
+            run.enter("ranking")
             now, left = left[:SWAPS_AT_ONCE], left[SWAPS_AT_ONCE:]
             plan = ranking.improved(plan, graph, space, now, timed)
     return plan
@@ -294,7 +294,7 @@ def _proved(run: Run, plan: Plan, race: Race) -> Race:
     finds it wrong.
     """
     if run.others:
-        run.tell("proving")
+        run.enter("proving")
         prove_elsewhere(run.others, Raced(run.problem, run.tape), plan, run.budget)
     return race
 
@@ -303,7 +303,7 @@ def race_again(run: Run, plan: Plan, race: Race) -> Duels:
     """The plan against each rival, with more rounds while it is open who is faster."""
     duels, left = duels_of(race), MOST_REPEATS
     while (rivals := undecided(duels)) and left and run.budget.left_for("racing") > LEAST_REPEAT_S:
-        run.tell("racing")
+        run.enter("racing")
         left -= 1
         try:
             duels = repeated(duels, _race(run, plan, rivals))

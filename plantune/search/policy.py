@@ -20,7 +20,7 @@ SLOWER = 1.5
 # How many configs of each step in the cover are built ahead, and how long to wait for one.
 DEPTH = 6
 WAIT_S = 0.5
-# Where nothing can be begun, how long to wait for an outcome before looking again.
+# Where nothing can be started, how long to wait for an outcome before looking again.
 POLL_S = 0.1
 REASON_LENGTH = 4000
 # More than any graph takes.
@@ -33,7 +33,7 @@ UNTIMED = 0.3
 # not for many (the first convolution is a small one), and not everything that is compiled was built
 # in time.
 DIRECT = ("direct_conv", "direct_linear", "pooled_conv")
-LEFT_OUT = ((), ("winograd",), DIRECT, COMPILED)
+SKIPPED = ((), ("winograd",), DIRECT, COMPILED)
 # What a race in training takes at least: of ResNet-50's plan making and proving both passes took 7
 # s, eager's 3, and four more ways follow (32x32, 128 images, H200, 2026-11-23).
 TRAINING_S = 28.0

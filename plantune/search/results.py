@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from plantune.devices.gpus import Seat
+from plantune.devices.gpus import Slot
 from plantune.measure.racing.race import Race
 from plantune.plans.database.rows import Found
 from plantune.plans.plan import Plan
@@ -37,7 +37,7 @@ class Settings:
     """How to search: seconds in all, the seed of every draw, and what the winner races against.
 
     Without `baselines` these are all of the arch for which there is time. Without `shipped` a
-    search begins from this machine's own plans only. `seats` are where workers measure beside each
+    search begins from this machine's own plans only. `slots` are where workers measure beside each
     other; the first one also ranks and races. With `patience` the storage is one that searches on
     other hosts share. `spent_s` of the budget were spent before: on Python and torch.
     """
@@ -48,7 +48,7 @@ class Settings:
     storage: str | None = field(default=None, repr=False)
     baselines: tuple[str, ...] | None = None
     shipped: bool = True
-    seats: tuple[Seat, ...] = ()
+    slots: tuple[Slot, ...] = ()
     patience: Patience | None = None
     spent_s: float = 0.0
 

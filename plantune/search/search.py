@@ -22,11 +22,9 @@ from plantune.plans.guess import framework_plans, guessed_plan, hand_plan
 from plantune.plans.plan import Plan, check_plan
 from plantune.plans.problem import Problem
 from plantune.search import policy
-from plantune.search.beginning import Beginning, begun, quick_kernels
 from plantune.search.budget import CALLS_IN_A_RACE, Budget
 from plantune.search.builds import Builds, builds_for
 from plantune.search.cover import Cover
-from plantune.search.crew import Crew
 from plantune.search.dearer import without_dearer
 from plantune.search.elsewhere import prove_elsewhere, start_all
 from plantune.search.endings import NOTHING_LEFT, REFUTED, Endings, why_needless
@@ -57,6 +55,8 @@ from plantune.search.shared.board import Board
 from plantune.search.shared.joint import plan_of_others
 from plantune.search.step_search import StepSearch
 from plantune.search.studies import Studies
+from plantune.search.warm_start import WarmStart, quick_kernels, warm_start
+from plantune.search.worker_pool import WorkerPool
 from plantune.space.search_space import load_search_space
 
 
@@ -85,13 +85,13 @@ class Search:
         self._tape = tape
         # What is shared with other searches, if it is.
         self.board: Board | None = None
-        gpu = settings.seats[0].gpu if settings.seats else None
+        gpu = settings.slots[0].gpu if settings.slots else None
         watcher = gpu_watcher(problem.arch, gpu)
         self._log = MachineLog(machine_for(self.space.arch.kind, watcher))
         self._budget = Budget(settings.budget_s, spent_s=settings.spent_s)
         self._steps: StepSearch | None = None
         self._best: Plan | None = None
-        self._beginning = Beginning()
+        self._warm = WarmStart()
         self._incumbent: Plan | None = None
         self._guess: Plan | None = None
         self._endings = Endings(graph, self.space, problem.network, database, environment)
@@ -109,9 +109,9 @@ class Search:
             with builds_for(self.space.arch, worker, *others) as builds:
                 known = self._known_plans()
                 run = self._started(known, builds, worker, *others)
-                run.tell("measuring")
+                run.enter("measuring")
                 self._time_known_plans(run, known)
-                run.tell("measuring")
+                run.enter("measuring")
                 self._begin(run)
                 run.steps.run(run.budget, self._report)
             state = self._log.snapshot("measuring")
@@ -126,13 +126,13 @@ class Search:
             # What a longer search found elsewhere is worth more than luck in a few rounds.
             nearest = next((plan for plan in known if plan is not in_use), None)
             before = distinct(filter(None, [self._incumbent, nearest or in_use]))
-            timed = self._beginning.timed
+            timed = self._warm.timed
             plans = rank(run, contenders, before, state, built=timed, needed=in_use)
             # What always runs is raced if all else fails.
             plans = distinct([*plans, self._frameworks[0]])
             self._log.snapshot("ranking")
             self._best = plans[0]
-            run.tell("racing")
+            run.enter("racing")
             failed = self._endings.failed
             plan, race = race_first(replace(run, ahead=rivals()), plans, in_use, failed)
             if self._is_less_than_the_guess(plan, plans):
@@ -142,7 +142,7 @@ class Search:
         except NOTHING_LEFT as error:
             return self._nothing_left(str(error))
         self._raced = plan, race
-        self._endings.tell_of_failed()
+        self._endings.warn_of_failed()
         state = self._log.snapshot("race")
         duels = race_again(run, plan, race)
         race = with_all_rounds(race, duels)
@@ -187,7 +187,7 @@ class Search:
         machine, space, seed = self._log.machine, self.space, settings.seed
         workers = (worker, *others)
         measurers = [WorkerMeasurer(each, space, seed, budget, machine) for each in workers]
-        crew = Crew(measurers, [seat.name for seat in settings.seats], self.board)
+        pool = WorkerPool(measurers, [slot.name for slot in settings.slots], self.board)
         store = StoredTrials(self._database, self._environment, settings.fresh)
         graph = self.graph
         # They are compiled while all candidates are listed.
@@ -195,7 +195,7 @@ class Search:
         builds.want(c for plan in first for c in quick_kernels(plan, graph, space))
         with no_collection():  # looking through all that was listed takes a fifth of the time
             steps = self._steps = StepSearch(
-                graph, self.space, crew, store, builds=builds, studies=studies
+                graph, self.space, pool, store, builds=builds, studies=studies
             )
         budget.race_s = self._race_s(steps.framework().us)
         start_all(workers, budget.cut_at("racing"))
@@ -224,11 +224,11 @@ class Search:
         return distinct(filter(None, [mine, *known, self._guess]))
 
     def _time_known_plans(self, run: Run, known: Sequence[Plan]) -> None:
-        self._beginning = begun(run, known, self._guess)
-        if not self._beginning.timed:
+        self._warm = warm_start(run, known, self._guess)
+        if not self._warm.timed:
             return
-        self._best = self._beginning.timed[0]
-        run.steps.whole_us = us = self._beginning.fastest_us
+        self._best = self._warm.timed[0]
+        run.steps.whole_us = us = self._warm.fastest_us
         # On busy cores a call may take a hundred times what its steps are thought to take.
         run.budget.race_s = max(run.budget.race_s, self._race_s(us))
 
@@ -242,10 +242,10 @@ class Search:
         disturb, end with that or better. Without either also eager's calls, so that what looks
         better than they are is compared with measured times.
         """
-        first = [*self._beginning.timed[:1]]
+        first = [*self._warm.timed[:1]]
         if self._guess is None:
             first.append(hand_plan(self.graph, self.space, network=self.problem.network))
-            first += [] if self._beginning.timed else self._frameworks
+            first += [] if self._warm.timed else self._frameworks
         for plan in distinct(first):
             run.steps.begin_with(plan, run.budget, self._report)
 
@@ -271,9 +271,9 @@ class Search:
         little of the time to rank.
         """
         limit_s = policy.UNTIMED * run.budget.left_for("ranking")
-        untimed = self._beginning.untimed
+        untimed = self._warm.untimed
         built = affordable(untimed, self.graph, self.space, run.steps, limit_s)
-        return [plan for plan in known if plan in self._beginning.timed or plan in built]
+        return [plan for plan in known if plan in self._warm.timed or plan in built]
 
     def _contenders(
         self, steps: StepSearch, known: Sequence[Plan], in_use: Plan | None
@@ -288,8 +288,8 @@ class Search:
         # Without a measured step the best cover is the default plan, and finding it takes seconds.
         covers = steps.covers(policy.COVERS_TO_RANK) if steps.measured else []
         found = [self._plan_of(cover) for _, cover in covers]
-        by_hand = [hand_plan(graph, space, network=name, without=w) for w in policy.LEFT_OUT]
-        best = [*self._beginning.timed, *known][:1]
+        by_hand = [hand_plan(graph, space, network=name, without=w) for w in policy.SKIPPED]
+        best = [*self._warm.timed, *known][:1]
         first = [*filter(None, [in_use, self._guess]), *best, *found[:1]]
         plain, *plain_too = self._frameworks
         some = distinct([*by_hand[:1], *plain_too, *by_hand[1:], *found[1:]])
@@ -312,8 +312,8 @@ class Search:
         captured = plain_graph(graph, space, network=self.problem.network)
         plan = judged(replace(plan, evidence=evidence_of(race)), duels, captured)
         same = is_deterministic(plan, graph, space, self._steps.costs.outcomes)
-        told = {"deterministic": int(same), "search_s": round(self._budget.spent_s, 1)}
-        return replace(plan, evidence=Attrs({**plan.evidence, **told, **self._log.evidence()}))
+        found = {"deterministic": int(same), "search_s": round(self._budget.spent_s, 1)}
+        return replace(plan, evidence=Attrs({**plan.evidence, **found, **self._log.evidence()}))
 
     def _with_times(self, run: Run, plan: Plan) -> Plan:
         """The plan with what was measured of its steps."""
@@ -326,7 +326,7 @@ class Search:
         needs no race.
         """
         self._log.snapshot("its end")
-        self._endings.tell_of_failed()
+        self._endings.warn_of_failed()
         plan, known = self._endings.without_race()
         self._publish(plan)
         return self._result(plan, known=known)
@@ -342,16 +342,16 @@ class Search:
         """
         if self.board is None:
             return None
-        run.tell("waiting for others")
-        plan, seconds = plan_of_others(self.board, run.steps.hear, self._environment)
-        run.budget.leave_out(seconds)
+        run.enter("waiting for others")
+        plan, seconds = plan_of_others(self.board, run.steps.observe_others, self._environment)
+        run.budget.exclude(seconds)
         if plan is not None:
             check_plan(plan, self.graph, self.space)
         return plan
 
     def _taken(self, run: Run, plan: Plan) -> Result:
         """Keeps a plan that another search found, once every worker here has proved it."""
-        run.tell("proving")
+        run.enter("proving")
         raced, workers = Raced(self.problem, self._tape), (run.worker, *run.others)
         try:
             prove_elsewhere(workers, raced, plan, Budget(policy.PROVING_S))

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from plantune.devices.gpus import Seat
+from plantune.devices.gpus import Slot
 from plantune.devices.machine import Environment
 from plantune.errors import (
     Busy,
@@ -90,8 +90,8 @@ def search_plan(
         result = _shared(sought, settings, database, environment, manner)
     else:
         with _leased(database, key_of(sought.problem), manner) as lease:
-            held = replace(manner, report=_beating(manner.report, lease))
-            result = _searched(sought, settings, database, environment, held)
+            beating = replace(manner, report=_beating(manner.report, lease))
+            result = _searched(sought, settings, database, environment, beating)
     if (
         result.race is not None or result.elsewhere
     ):  # which compared its outputs with the framework's
@@ -100,9 +100,9 @@ def search_plan(
 
 
 def worker_for(
-    graph: Graph, problem: Problem, build_s: float | None = None, seat: Seat | None = None
+    graph: Graph, problem: Problem, build_s: float | None = None, slot: Slot | None = None
 ) -> client.Worker:
-    """A measuring worker on a seat, with so many seconds for each build. A GPU leaves cores for
+    """A measuring worker on a slot, with so many seconds for each build. A GPU leaves cores for
     another worker that waits in reserve.
 
     Raises NotEnoughMemory if there is no room for the network.
@@ -111,7 +111,7 @@ def worker_for(
     memory_bytes = max(usual.memory_bytes, 2 * require_room(graph, problem))
     limits = replace(usual, memory_bytes=memory_bytes, build_s=build_s or usual.build_s)
     reserve = None if problem.arch == "cpu" else problem.arch
-    environment = {} if seat is None else seat.environment
+    environment = {} if slot is None else slot.environment
     return client.Worker(limits=limits, environment=environment, reserve=reserve, at_once=False)
 
 
@@ -130,10 +130,10 @@ def _shared(
 
         def report(progress: Progress) -> None:
             manner.report(progress)
-            heart.tell(progress)
+            heart.report(progress)
 
-        told = replace(manner, report=report)
-        return _searched(sought, settings, database, environment, told, board)
+        sharing = replace(manner, report=report)
+        return _searched(sought, settings, database, environment, sharing, board)
 
 
 def _searched(
@@ -150,8 +150,8 @@ def _searched(
     manner.before()
     try:
         with ExitStack() as stack:
-            seats = settings.seats or (None,)
-            workers = [worker_for(graph, problem, seat=seat) for seat in seats]
+            slots = settings.slots or (None,)
+            workers = [worker_for(graph, problem, slot=slot) for slot in slots]
             return search.run(*map(stack.enter_context, workers))
     except KeyboardInterrupt:
         with manner.saving():
@@ -186,16 +186,16 @@ def _leased(database: PlanDatabase, key: str, manner: Manner) -> Iterator[Lease 
 
 def _beating(report: Report, lease: Lease | None) -> Report:
     """The report that also shows that the lease's holder lives."""
-    held, beaten = lease, time.monotonic()
+    kept, beaten = lease, time.monotonic()
 
-    def told(progress: Progress) -> None:
-        nonlocal held, beaten
+    def reporting(progress: Progress) -> None:
+        nonlocal kept, beaten
         report(progress)
-        if held is not None and time.monotonic() - beaten > BEAT_S:
+        if kept is not None and time.monotonic() - beaten > BEAT_S:
             beaten = time.monotonic()
             try:
-                held.beat()
+                kept.beat()
             except DatabaseUnavailable:
-                held = None  # the search goes on in memory; others may search
+                kept = None  # the search goes on in memory; others may search
 
-    return told
+    return reporting

@@ -33,21 +33,21 @@ from plantune.search.cover import (
     beam_for,
     best_covers,
 )
-from plantune.search.crew import Crew, Measurer
 from plantune.search.measuring import TrialStore
 from plantune.search.results import Progress, Report, StepsSum
 from plantune.search.studies import Studies
+from plantune.search.worker_pool import Measurer, WorkerPool
 from plantune.space.search_space import SearchSpace
 
 
 class StepSearch:
-    """The measuring part of a search, by one measurer or by a crew of them."""
+    """The measuring part of a search, by one measurer or by a pool of them."""
 
     def __init__(
         self,
         graph: Graph,
         space: SearchSpace,
-        measurer: Measurer | Crew,
+        measurer: Measurer | WorkerPool,
         store: TrialStore,
         *,
         builds: Builds | None = None,
@@ -58,8 +58,8 @@ class StepSearch:
         self.candidates = step_candidates(graph, space)
         self.costs = Costs()
         self._clusters = Clusters(self.candidates, self.costs, studies)
-        self._crew = measurer if isinstance(measurer, Crew) else Crew([measurer])
-        self._shared = self._crew.shared
+        self._pool = measurer if isinstance(measurer, WorkerPool) else WorkerPool([measurer])
+        self._shared = self._pool.shared
         self._by_key = {candidate.key: candidate for candidate in self.candidates}
         self.count = len(self._by_key)
         """How many different candidates there are."""
@@ -113,24 +113,24 @@ class StepSearch:
         """Measures until nothing unknown is found; False if there is no time for that. Before it
         looks again, at least so many are measured.
         """
-        while missing := self._after_news(find):
+        while missing := self._with_news_of_others(find):
             fitting = self._fitting(missing, budget)
-            elsewhere = not self._crew.is_idle or any(map(self._is_taken, missing))
+            elsewhere = not self._pool.is_idle or any(map(self._is_taken, missing))
             if not fitting and not elsewhere:
                 return False
-            if not fitting and not self._crew.is_busy:
+            if not fitting and not self._pool.is_busy:
                 # All that the best cover lacks is being measured: what will probably be next?
                 fitting = self._fitting(self._want(missing), budget)
             batch = self._built(fitting, budget, least) if fitting else ()
             self._measure_all(batch, budget, report)
             if not batch and elsewhere:
-                if not budget.left_for("measuring") and self._crew.is_idle:
+                if not budget.left_for("measuring") and self._pool.is_idle:
                     return False
                 self._land(budget, report, policy.POLL_S)
         return True
 
-    def _after_news(self, find: Callable[[], list[StepCandidate]]) -> list[StepCandidate]:
-        self.hear()
+    def _with_news_of_others(self, find: Callable[[], list[StepCandidate]]) -> list[StepCandidate]:
+        self.observe_others()
         return find()
 
     def _fitting(self, candidates: Iterable[StepCandidate], budget: Budget) -> list[StepCandidate]:
@@ -139,13 +139,13 @@ class StepSearch:
         return found if self._shared is None else self._shared.spread(found)
 
     def _is_taken(self, candidate: StepCandidate) -> bool:
-        if self._crew.has(candidate):
+        if self._pool.has(candidate):
             return True
         return self._shared is not None and self._shared.has(candidate)
 
-    def hear(self) -> None:
+    def observe_others(self) -> None:
         """Takes into account what other searches found, and keeps it."""
-        for key, outcome in () if self._shared is None else self._shared.news():
+        for key, outcome in () if self._shared is None else self._shared.new_outcomes():
             candidate = self._by_key.get(key)
             if candidate is not None and not self.costs.knows(candidate):
                 self._store.keep(candidate.step, candidate.candidate, outcome)
@@ -199,7 +199,7 @@ class StepSearch:
         """While the first kernels are built, times each of the framework's ops at its largest."""
         if not self.builds.threads:
             return
-        self._want(self._after_news(self._missing))
+        self._want(self._with_news_of_others(self._missing))
         by_size = sorted(self._framework, key=lambda candidate: candidate.estimate_us)
         largest = {candidate.step.nodes[0].op: candidate for candidate in by_size}
         unknown = [c for c in largest.values() if not self.costs.knows(c)]
@@ -209,14 +209,14 @@ class StepSearch:
         self, candidates: Iterable[StepCandidate], budget: Budget, report: Report
     ) -> None:
         for candidate in self._claimed(candidates, budget):
-            while self._crew.is_full:
+            while self._pool.is_full:
                 self._land(budget, report)
             if self._fits(candidate, budget):
                 self._begin(candidate)
                 report(self.progress(budget, candidate))
             else:
-                self._tell(candidate, None)
-            while self._crew.is_full:
+                self._share(candidate, None)
+            while self._pool.is_full:
                 self._land(budget, report)
 
     def _claimed(
@@ -240,27 +240,27 @@ class StepSearch:
         """Has a candidate measured; one that is known not to build is not."""
         failure = self.builds.failure(candidate)
         if failure is None:
-            self._crew.begin(candidate, policy.SLOWER * self.costs.fastest_us(candidate.step))
+            self._pool.start(candidate, policy.SLOWER * self.costs.fastest_us(candidate.step))
         else:
             self._learn(candidate, Rejected("build", failure[: policy.REASON_LENGTH]))
 
     def _land(self, budget: Budget, report: Report, timeout_s: float | None = None) -> None:
         """Learns the outcome of the next candidate that was measured."""
-        done = self._crew.finished(timeout_s)
+        done = self._pool.finished(timeout_s)
         if done is None:
             return
         if done.outcome is None:
-            self._tell(done.candidate, None)
+            self._share(done.candidate, None)
             return
         self.durations.learn(done.candidate.candidate, done.seconds)
         self.ran.add(done.candidate.key)
         self._learn(done.candidate, done.outcome)
-        if (doing := self._crew.doing()) and not self._crew.is_idle:
+        if (doing := self._pool.doing()) and not self._pool.is_idle:
             report(self.progress(budget, None, detail=", ".join(doing)))
 
     def _land_all(self, budget: Budget, report: Report) -> None:
         """Waits for what is still measured when the time is over, or nothing is missing."""
-        while not self._crew.is_idle:
+        while not self._pool.is_idle:
             with suppress(OutOfTime):
                 self._land(budget, report)
 
@@ -269,15 +269,15 @@ class StepSearch:
         self._store.keep(step, config, outcome)
         if is_noisy(outcome) and candidate.key not in self._disturbed:
             self._disturbed.add(candidate.key)  # it stays unknown, and is measured once more
-            self._tell(candidate, None)
+            self._share(candidate, None)
             return
         self.costs.learn(candidate, outcome)
         self._clusters.record(candidate, outcome)
-        self._tell(candidate, outcome)
+        self._share(candidate, outcome)
 
-    def _tell(self, candidate: StepCandidate, outcome: Outcome | None) -> None:
+    def _share(self, candidate: StepCandidate, outcome: Outcome | None) -> None:
         if self._shared is not None:
-            self._shared.tell(candidate, outcome)
+            self._shared.report(candidate, outcome)
 
     def _missing(self) -> list[StepCandidate]:
         """Unmeasured parts of the best cover, the most expensive first."""
@@ -305,13 +305,13 @@ class StepSearch:
         """What to measure now: of the missing ones those that are built, else whatever is built."""
         searches = 1 if self._shared is None else self._shared.searches
         part = len(missing) // (policy.PART_OF_COVER * searches)  # less and less: all end at once
-        enough = max(least, part, 2 * self._crew.seats)
+        enough = max(least, part, 2 * self._pool.slots)
         if ready := self._ready(missing):
             return ready[:enough]
         # Few of the others: what is missing is built meanwhile.
         if ready := self._ready(self._fitting(self._want(missing), budget)):
-            return ready[: max(least, self._crew.seats)]
-        if self._crew.is_idle:  # else an outcome may come first
+            return ready[: max(least, self._pool.slots)]
+        if self._pool.is_idle:  # else an outcome may come first
             self.builds.wait(missing, min(policy.WAIT_S, budget.left_for("measuring")))
         return ()
 
@@ -377,7 +377,7 @@ class StepSearch:
     ) -> Progress:
         if candidate is not None:
             named = f"{candidate.step.name}: {candidate.candidate.family}"
-            detail = ", ".join(self._crew.doing()) or named
+            detail = ", ".join(self._pool.doing()) or named
         counts = self.counts()
         counts.pop("exhausted")
         return Progress(

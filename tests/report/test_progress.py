@@ -63,12 +63,12 @@ def test_when_no_time_is_left_it_does_not_promise_any() -> None:
 
 
 def test_each_phase_has_words_that_need_no_code() -> None:
-    """Every phase that a search tells of, wherever in the code."""
+    """Every phase that a search enters, wherever in the code."""
     folder = Path(search.__file__).parent
     code = "\n".join(path.read_text("utf-8") for path in folder.glob("*.py"))
-    told = set(re.findall(r'\.tell\("([a-z ]+)"\)', code))
-    assert {"measuring", "racing", "waiting for others"} <= told
-    assert told | {PREPARING} <= set(PHASES)
+    entered = set(re.findall(r'\.enter\("([a-z ]+)"\)', code))
+    assert {"measuring", "racing", "waiting for others"} <= entered
+    assert entered | {PREPARING} <= set(PHASES)
     private = {"measuring", "ranking", "proving", "cover", "candidate", "worker"}
     assert not [text for text in PHASES.values() if private & set(text.split())]
 

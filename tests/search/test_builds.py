@@ -148,22 +148,22 @@ def test_only_what_was_built_to_the_end_counts_as_built(search, start):
 
 
 class StandIn:
-    """Builds in no time, and remembers what it was told."""
+    """Builds in no time, and remembers what was asked of it."""
 
     def __init__(self, worker):
-        self.told = []
+        self.asked = []
 
     def start(self):
         self.started = True
 
     def build(self, step, candidate, arch):
-        self.told.append(candidate.family)
+        self.asked.append(candidate.family)
 
     def pause(self, paused):
-        self.told.append(paused)
+        self.asked.append(paused)
 
     def close(self):
-        self.told.append("closed")
+        self.asked.append("closed")
 
 
 def test_for_a_cpu_another_process_builds_and_stands_still_while_times_are_taken(
@@ -180,7 +180,7 @@ def test_for_a_cpu_another_process_builds_and_stands_still_while_times_are_taken
         assert builds.wait([slow], 10)
         for stage in ("build", "check", "time", "idle"):
             worker.on_stage(stage)
-    assert made[0].told == ["inductor", False, False, True, False, "closed"]
+    assert made[0].asked == ["inductor", False, False, True, False, "closed"]
 
 
 def test_the_framework_is_timed_while_the_first_kernels_are_built(

@@ -1,4 +1,4 @@
-"""What has no time left is not begun, and what takes long to build does not rank."""
+"""What has no time left is not started, and what takes long to build does not rank."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Clock:
 def slow(measurer, monkeypatch):
     """A measurer for which the clock moves, by so many seconds for each family."""
     clock = Clock()
-    monkeypatch.setattr("plantune.search.crew.time.monotonic", clock)
+    monkeypatch.setattr("plantune.search.worker_pool.time.monotonic", clock)
     measure = measurer.measure
 
     def measured(step, candidate, limit_us):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from plantune.base.outcome import Measured
-from plantune.devices.gpus import Seat
+from plantune.devices.gpus import Slot
 from plantune.devices.machine import cpu_environment
 from plantune.errors import MeasureTimeout, OutOfTime, WrongResult
 from plantune.measure.racing.race import Race
@@ -86,12 +86,12 @@ def test_all_workers_start_beside_each_other():
 
 @pytest.fixture
 def search(tmp_path, monkeypatch):
-    """A search on two seats, in a database of its own, where no plans are shipped."""
+    """A search on two slots, in a database of its own, where no plans are shipped."""
     for reader in ("plans.database.stored", "search.known"):
         monkeypatch.setattr(f"plantune.{reader}.data_folder", lambda name: tmp_path / name)
     with PlanDatabase.open(tmp_path / "plans.db") as database:
         workload = Workload("se_resnet9_fixup", 1)
-        settings = Settings(60.0, seats=(Seat("one"), Seat("two")))
+        settings = Settings(60.0, slots=(Slot("one"), Slot("two")))
         problem = workload.problem
         yield Search(workload.graph, problem, settings, database, cpu_environment())
 

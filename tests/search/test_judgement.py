@@ -127,24 +127,24 @@ class TestStanding:
         return Standing.of(found.runner, found.evidence).headline()
 
     def test_a_plan_that_won_is_compared_with_eager(self, plan):
-        told = self.headline(plan, plantune=50, eager=100, torchscript_traced=80)
-        assert told.startswith("runs as plantune's plan, 2.00 times faster than eager")
+        text = self.headline(plan, plantune=50, eager=100, torchscript_traced=80)
+        assert text.startswith("runs as plantune's plan, 2.00 times faster than eager")
 
     def test_another_way_that_runs_is_compared_with_eager_too(self, plan):
-        told = self.headline(plan, plantune=60, eager=100, torchscript_traced=50)
-        assert told.startswith(
+        text = self.headline(plan, plantune=60, eager=100, torchscript_traced=50)
+        assert text.startswith(
             "runs as torchscript-traced, 2.00 times faster than eager: every plan was slower "
             "(best: 1.200 of its time"
         )
 
     def test_what_varied_decided_nothing(self, plan):
-        told = self.headline(plan, plantune="wide", eager=100)
-        assert told.startswith("runs as eager: times varied too much to show that a plan is faster")
+        text = self.headline(plan, plantune="wide", eager=100)
+        assert text.startswith("runs as eager: times varied too much to show that a plan is faster")
 
     def test_a_way_that_need_not_be_beaten_is_no_reason(self, plan):
         """Frozen and compiled ways take no live plan's place."""
-        told = self.headline(plan, plantune=100, eager=100, compile_frozen=20)
-        assert told.startswith("runs as eager: no plan was clearly faster (best: 1.000 of its time")
+        text = self.headline(plan, plantune=100, eager=100, compile_frozen=20)
+        assert text.startswith("runs as eager: no plan was clearly faster (best: 1.000 of its time")
 
     def test_a_way_that_varied_as_it_ran_is_not_said_to_be_faster(self, plan):
         us = {"plantune": 90, "eager": 100, "eager_channels_last": "wide"}

@@ -181,11 +181,11 @@ def test_the_framework_is_tried_op_by_op_only(search):
 
 
 def test_progress_tells_of_every_measurement(search, measurer):
-    told = []
-    search.run(Budget(PLENTY), told.append)
-    assert len(told) == len(measurer.asked)
-    assert [p.measured for p in told] == list(range(len(told)))
-    assert told[-1].best.us <= told[-1].framework.us
+    reports = []
+    search.run(Budget(PLENTY), reports.append)
+    assert len(reports) == len(measurer.asked)
+    assert [p.measured for p in reports] == list(range(len(reports)))
+    assert reports[-1].best.us <= reports[-1].framework.us
 
 
 def test_sums_of_steps_are_of_this_moment_and_say_how_much_is_estimated(search):

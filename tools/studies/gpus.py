@@ -1,11 +1,11 @@
 """How much faster several GPUs measure than one: the same candidates, from the first to the last.
 
-    python tools/studies/gpus.py [--batch 128] [--candidates 96] [--seats 2] [--json FILE]
+    python tools/studies/gpus.py [--batch 128] [--candidates 96] [--slots 2] [--json FILE]
 
 Kernels are compiled first, once for all runs, which go one, all, all, one, so that what changes
 with time concerns both alike. Each run has fresh workers and knows nothing. In the end the plans of
 the best covers of all runs race in turns on the first GPU: what those of the two runs on one GPU
-differ by is the noise. On a machine without a GPU, `--seats` workers share the CPU, which shows
+differ by is the noise. On a machine without a GPU, `--slots` workers share the CPU, which shows
 that it works and nothing else.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from plantune.base.outcome import Measured, Outcome
-from plantune.devices.gpus import Seat, best_arch, seats_of
+from plantune.devices.gpus import Slot, best_arch, slots_of
 from plantune.graph.graph import Graph
 from plantune.kernels.family import Candidate
 from plantune.measure.machine_state import gpu_watcher, machine_for
@@ -36,14 +36,14 @@ from plantune.plans.workload import Workload
 from plantune.search.budget import Budget
 from plantune.search.builds import builds_for
 from plantune.search.candidates import StepCandidate
-from plantune.search.crew import Crew
 from plantune.search.elsewhere import start_all
 from plantune.search.measuring import WorkerMeasurer
 from plantune.search.ranking import plan_of
 from plantune.search.results import silent
 from plantune.search.session import worker_for
-from plantune.search.shared.seats import environment_on
+from plantune.search.shared.slots import environment_on
 from plantune.search.step_search import StepSearch
+from plantune.search.worker_pool import WorkerPool
 from plantune.space.search_space import load_search_space
 
 LONG_S = 3600.0
@@ -79,9 +79,9 @@ def wanted_of(steps: StepSearch, count: int) -> list[StepCandidate]:
     return [c for rank in zip_longest(*rows) for c in rank if c is not None][:count]
 
 
-def build_all(workload: Workload, wanted: list[StepCandidate], seats: tuple[Seat, ...]) -> float:
+def build_all(workload: Workload, wanted: list[StepCandidate], slots: tuple[Slot, ...]) -> float:
     start, arch = time.monotonic(), load_search_space(workload.arch).arch
-    worker = worker_for(workload.graph, workload.problem, seat=seats[0])
+    worker = worker_for(workload.graph, workload.problem, slot=slots[0])
     with worker, builds_for(arch, worker) as builds:
         builds.want(wanted)
         for candidate in wanted:
@@ -104,9 +104,9 @@ class Found:
         return {k: o.median_us for k, o in self.rows.items() if isinstance(o, Measured)}
 
 
-def started(workload: Workload, seats: Sequence[Seat], stack: ExitStack) -> list[Worker]:
-    """A worker on each seat, and another one in reserve: none of them starts later."""
-    made = [worker_for(workload.graph, workload.problem, seat=seat) for seat in seats]
+def started(workload: Workload, slots: Sequence[Slot], stack: ExitStack) -> list[Worker]:
+    """A worker on each slot, and another one in reserve: none of them starts later."""
+    made = [worker_for(workload.graph, workload.problem, slot=slot) for slot in slots]
     workers = [stack.enter_context(worker) for worker in made]
     start_all(workers, time.monotonic() + 120.0)
     for worker in workers:
@@ -114,13 +114,13 @@ def started(workload: Workload, seats: Sequence[Seat], stack: ExitStack) -> list
     return workers
 
 
-def run(workload: Workload, seats: Sequence[Seat], workers: Sequence[Worker], count: int) -> Found:
+def run(workload: Workload, slots: Sequence[Slot], workers: Sequence[Worker], count: int) -> Found:
     space, memory, budget = load_search_space(workload.arch), Memory(), Budget(LONG_S)
     graph, problem = workload.graph, workload.problem
-    machine = machine_for(space.arch.kind, gpu_watcher(workload.arch, seats[0].gpu))
+    machine = machine_for(space.arch.kind, gpu_watcher(workload.arch, slots[0].gpu))
     measurers = [WorkerMeasurer(each, space, 0, budget, machine) for each in workers]
-    crew = Crew(measurers, [seat.name for seat in seats])
-    steps = StepSearch(graph, space, crew, memory)
+    pool = WorkerPool(measurers, [slot.name for slot in slots])
+    steps = StepSearch(graph, space, pool, memory)
     wanted = wanted_of(steps, count)
     start = time.monotonic()
     steps.measure_all(wanted, budget, silent)
@@ -167,27 +167,27 @@ def asked() -> argparse.Namespace:
     parser.add_argument("--model", default="se_resnet9_fixup")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--candidates", type=int, default=96)
-    parser.add_argument("--seats", type=int, default=2, help="workers on a machine without a GPU")
+    parser.add_argument("--slots", type=int, default=2, help="workers on a machine without a GPU")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 
 def main() -> None:
     given, arch = asked(), best_arch()
-    on_cpu = tuple(Seat(f"CPU {number}") for number in range(given.seats))
-    seats = on_cpu if arch == "cpu" else seats_of(load_search_space(arch).arch, None)
-    environment = environment_on(seats, arch)
+    on_cpu = tuple(Slot(f"CPU {number}") for number in range(given.slots))
+    slots = on_cpu if arch == "cpu" else slots_of(load_search_space(arch).arch, None)
+    environment = environment_on(slots, arch)
     workload = Workload.on(arch, None, network=given.model, batch=given.batch)
     print(
-        f"{workload} on {len(seats)} x {environment.device}, torch {torch.__version__}", flush=True
+        f"{workload} on {len(slots)} x {environment.device}, torch {torch.__version__}", flush=True
     )
-    on = [seats[:1] if name == "one" else seats for name in ORDER]
-    known = StepSearch(workload.graph, load_search_space(arch), Crew([None]), Memory())
+    on = [slots[:1] if name == "one" else slots for name in ORDER]
+    known = StepSearch(workload.graph, load_search_space(arch), WorkerPool([None]), Memory())
     wanted = wanted_of(known, given.candidates)
     runs: list[Found] = []
     with ExitStack() as stack, ThreadPoolExecutor(1) as beside:
-        built = beside.submit(build_all, workload, wanted, seats)
-        workers = started(workload, [seat for used in on for seat in used], stack)
+        built = beside.submit(build_all, workload, wanted, slots)
+        workers = started(workload, [slot for used in on for slot in used], stack)
         print(f"kernels built in {built.result():.1f} s", flush=True)
         waiting = iter(workers)
         for name, used in zip(ORDER, on, strict=True):
@@ -204,7 +204,7 @@ def main() -> None:
         document: dict[str, object] = {
             "environment": environment.to_json(),
             "workload": workload.to_json(),
-            "gpus": len(seats),
+            "gpus": len(slots),
             "candidates": len(runs[0].rows),
             "built_s": built.result(),
             "order": ORDER,

@@ -225,8 +225,8 @@ class Worker:
         baselines = known if baselines is None else tuple(baselines)
         unknown = [name for name in baselines if name not in known]
         if unknown:
-            told = f"{', '.join(known)}{hint(unknown[0], known)}"
-            raise ValueError(f"no baseline is called {unknown}; known: {told}")
+            listed = f"{', '.join(known)}{hint(unknown[0], known)}"
+            raise ValueError(f"no baseline is called {unknown}; known: {listed}")
         effort = effort or Effort(budget_s=5.0)
         ways = (len(baselines) + 2) * 2  # each on two kinds of images
         asked = request(race, raced, plan, baselines, effort, seed, detailed=detailed)
@@ -239,8 +239,8 @@ class Worker:
         if self._closing:
             raise WorkerDied("the measuring worker is being closed")
         if self._child is None:
-            held = None if self._reserve is None else self._reserve.take()
-            self._child = held or self._started(effort.cut_at)
+            spare = None if self._reserve is None else self._reserve.take()
+            self._child = spare or self._started(effort.cut_at)
             if self._reserve is not None:
                 self._reserve.fill()
         return self._child

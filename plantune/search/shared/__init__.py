@@ -2,5 +2,5 @@
 
 - `board` and `board_rows` say who measures what; `joint` joins and leaves; `status` shows it to
   whoever asks; `rdb` knows the databases.
-- `seats` are the GPUs of one search.
+- `slots` are the GPUs of one search.
 """

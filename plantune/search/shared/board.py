@@ -35,10 +35,10 @@ from plantune.search.shared.board_rows import (
     PID,
     PLAN,
     RANK,
+    REPORTED,
     ROLE,
     ROW,
     SEARCH,
-    TOLD,
     TRIAL,
     Place,
     Row,
@@ -70,14 +70,15 @@ class Board:
         self._say = say
         self._study: optuna.Study | None = None
         self._me: Row | None = None
-        # By candidate its row and its place there; by row how many are not told, and their times.
+        # By candidate its row and its place there; by row how many are not reported yet, and the
+        # times of the others.
         self._claims: dict[Key, tuple[int, int]] = {}
         self._open: dict[int, int] = {}
         self._values: dict[int, list[float]] = {}
         self._rank: int | None = None
         self._unseen: dict[int, float] = {}
         self._elsewhere: set[str] = set()
-        self._heard: set[int] = set()
+        self._read_to_the_end: set[int] = set()
         self._known: set[tuple[int, int]] = set()
         self._found: set[str] = set()
         self._place_among = 0, 1  # of the living searches
@@ -120,7 +121,7 @@ class Board:
                     self._storage.set_trial_state_values(id, TrialState.FAIL)
         self._forget()
 
-    def beat(self, told: Mapping[str, Any]) -> None:
+    def beat(self, state: Mapping[str, Any]) -> None:
         """Sends a heartbeat with what this search does, and ends silent searches. Raises database
         errors: the next beat makes up for it.
         """
@@ -129,11 +130,11 @@ class Board:
             return
         self._storage.record_heartbeat(me.id)  # type: ignore[attr-defined]
         with suppress(*GONE):
-            self._storage.set_trial_user_attr(me.id, TOLD, dict(told))
+            self._storage.set_trial_user_attr(me.id, REPORTED, dict(state))
         end_silent(study)
         self._end_unseen()
 
-    def news(self) -> list[tuple[Key, Outcome]]:
+    def new_outcomes(self) -> list[tuple[Key, Outcome]]:
         """What other searches found since the last call."""
         rows = self._rows()
         self._stay(rows)
@@ -141,11 +142,11 @@ class Board:
         found, self._earlier = self._earlier, []
         self._elsewhere = set()
         for row in rows:
-            if row.role == SEARCH or row.id in self._heard:
+            if row.role == SEARCH or row.id in self._read_to_the_end:
                 continue
             if row.is_open and row.by in ended:
                 self._end(row.id)
-            found += self._heard_of(row)
+            found += self._new_in(row)
             if row.is_open and row.by not in ended and row.by != self._number:
                 self._elsewhere.update(row.taken)
         living = [row.number for row in rows if row.role == SEARCH and row.is_open]
@@ -153,7 +154,7 @@ class Board:
             self._place_among = living.index(self._number), len(living)
         return found
 
-    def _heard_of(self, row: Row) -> list[tuple[Key, Outcome]]:
+    def _new_in(self, row: Row) -> list[tuple[Key, Outcome]]:
         """What is new in a row of another search; a finished one is not looked at again."""
         found = []
         for place, text in enumerate(row.texts):
@@ -163,7 +164,7 @@ class Board:
                 self._found.add(text)
                 found += [(key_of(text), outcome)] if row.by != self._number else []
         if not row.is_open:
-            self._heard.add(row.id)
+            self._read_to_the_end.add(row.id)
         return found
 
     @property
@@ -185,7 +186,7 @@ class Board:
         """
         texts = fitting(map(text_of, candidates))
         self._do(lambda: self._add(TRIAL, {ITEMS: texts}, self._number))
-        rows = [r for r in self._rows() if r.role == TRIAL and r.id not in self._heard]
+        rows = [r for r in self._rows() if r.role == TRIAL and r.id not in self._read_to_the_end]
         own = [r for r in rows if r.by == self._number and r.is_open and r.texts == texts]
         if not own:
             return []
@@ -202,7 +203,7 @@ class Board:
             self._close(row.id)
         return [candidates[place] for place in won]
 
-    def tell(self, candidate: StepCandidate, outcome: Outcome | None) -> None:
+    def report(self, candidate: StepCandidate, outcome: Outcome | None) -> None:
         """Gives the outcome of a claim to the others; None gives the claim back. Where the claim
         was ended meanwhile, because this search was silent, the outcome is dropped.
         """
@@ -210,9 +211,9 @@ class Board:
         if id not in self._open:
             return
         if outcome is not None:
-            name, told = f"{OUTCOME} {place}", to_json(outcome)
+            name, data = f"{OUTCOME} {place}", to_json(outcome)
             with suppress(*GONE):
-                self._do(lambda: self._storage.set_trial_user_attr(id, name, told))
+                self._do(lambda: self._storage.set_trial_user_attr(id, name, data))
         if isinstance(outcome, Measured):
             self._values[id].append(outcome.median_us)
         self._open[id] -= 1
@@ -253,15 +254,15 @@ class Board:
         if id is None:
             return True
 
-        def tell() -> None:
+        def write() -> None:
             for number, start in enumerate(range(0, len(plan), PART)):
                 part = plan[start : start + PART]
                 self._storage.set_trial_user_attr(id, f"{PLAN} {number}", part)
             self._storage.set_trial_state_values(id, TrialState.COMPLETE, [value])
 
         with suppress(*GONE):
-            self._do(tell)
-        # A connection that broke may have told it all the same.
+            self._do(write)
+        # A connection that broke may have written it all the same.
         return any(row.id == id and row.plan == plan for row in self._rows())
 
     def wait_for_turn(self) -> None:
@@ -309,7 +310,8 @@ class Board:
     def _end_unseen(self) -> None:
         """Ends searches that were killed before their first heartbeat, once they are silent."""
         now, rows = time.monotonic(), self._read()
-        unseen = [r.id for r in rows if r.role == SEARCH and r.is_open and TOLD not in r.attributes]
+        searches = [row for row in rows if row.role == SEARCH and row.is_open]
+        unseen = [row.id for row in searches if REPORTED not in row.attributes]
         self._unseen = {id: self._unseen.get(id, now) for id in unseen}
         for id, since in self._unseen.items():
             if now - since > self._place.patience.silent_s:
@@ -369,7 +371,7 @@ class Board:
         first = next((row for row in rows if row.role == SEARCH), None)
         if first is None or first.attributes.get(ENVIRONMENT) != self._environment.to_json():
             return []
-        return [told for row in rows if row.role == TRIAL for told in row.told]
+        return [found for row in rows if row.role == TRIAL for found in row.reported]
 
 
 def fitting(texts: Iterable[str]) -> list[str]:

@@ -20,7 +20,7 @@ from plantune.search.results import Patience
 SEARCH, TRIAL, RANK = "search", "trial", "rank"
 # One attribute, as each is two statements under the study's lock.
 ROW = "row"
-ROLE, BY, ITEMS, OUTCOME, TOLD = "role", "by", "items", "outcome", "told"
+ROLE, BY, ITEMS, OUTCOME, REPORTED = "role", "by", "items", "outcome", "told"
 HOST, PID, ENVIRONMENT, PHASE, PLAN = "host", "pid", "environment", "phase", "plan"
 PREFIX = "plantune search"
 
@@ -47,12 +47,12 @@ class Row:
 
     def outcome_at(self, place: int) -> Outcome | None:
         """What became of one of them; None before that, and if it was not measured."""
-        told = self.attributes.get(f"{OUTCOME} {place}")
-        found: Outcome | None = None if told is None else from_json(Outcome, told)
+        data = self.attributes.get(f"{OUTCOME} {place}")
+        found: Outcome | None = None if data is None else from_json(Outcome, data)
         return found
 
     @property
-    def told(self) -> list[tuple[Key, Outcome]]:
+    def reported(self) -> list[tuple[Key, Outcome]]:
         """The outcomes that there are, also of a search that died later."""
         found = [(text, self.outcome_at(place)) for place, text in enumerate(self.texts)]
         return [(key_of(text), outcome) for text, outcome in found if outcome is not None]
@@ -80,13 +80,13 @@ def rows_of(trials: Iterable[FrozenTrial]) -> Iterator[Row]:
         made = trial.user_attrs.get(ROW)
         if isinstance(made, dict) and isinstance(made.get(BY), int):
             role, by = str(made.get(ROLE)), made[BY]
-            told = {**made, **trial.user_attrs}
-            yield Row(trial._trial_id, trial.number, trial.state, role, by, told)
+            attributes = {**made, **trial.user_attrs}
+            yield Row(trial._trial_id, trial.number, trial.state, role, by, attributes)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where searches meet: a storage, and the name of what they search for."""
+    """What searches share: a storage, and the name of what they search for."""
 
     storage: optuna.storages.BaseStorage
     name: str

@@ -32,7 +32,7 @@ class Heart:
     def __init__(self, board: Board, every_s: float) -> None:
         self._board = board
         self._every_s = every_s
-        self._told: dict[str, Any] = {}
+        self._state: dict[str, Any] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -43,9 +43,9 @@ class Heart:
         self._stopped.set()
         self._thread.join(STOPPING_S)
 
-    def tell(self, progress: Progress) -> None:
+    def report(self, progress: Progress) -> None:
         """What this search does, for all who look at the shared search."""
-        self._told = {
+        self._state = {
             "phase": progress.phase,
             "measured": progress.measured,
             "rejected": progress.rejected,
@@ -57,11 +57,11 @@ class Heart:
     def _run(self) -> None:
         while not self._stopped.wait(self._every_s):
             with suppress(*FAULTS):  # the search itself says so, and gives up at last
-                self._board.beat(self._told)
+                self._board.beat(self._state)
 
 
 def name_of(problem: Problem) -> str:
-    """Searches of one problem in one search space meet under this name."""
+    """The name that all searches of one problem in one search space share."""
     space = load_search_space(problem.arch).digest[:8]
     return f"{problem.network} {problem.graph[:12]} {problem.arch} {space}"
 
@@ -93,7 +93,7 @@ def joined(
         close_shared(storage)
 
 
-def wait_for_turn(board: Board, hear: Callable[[], None]) -> tuple[str | None, float]:
+def wait_for_turn(board: Board, observe: Callable[[], None]) -> tuple[str | None, float]:
     """Waits until the others have measured all, too: the plan that one of them found, None if it is
     for this search to rank and race; and the seconds that this took.
     """
@@ -101,19 +101,19 @@ def wait_for_turn(board: Board, hear: Callable[[], None]) -> tuple[str | None, f
     board.wait_for_turn()
     while True:
         turn = board.turn()
-        hear()
+        observe()
         if turn is not False:
             return (None if turn is True else turn), time.monotonic() - start
         time.sleep(POLL_S)
 
 
 def plan_of_others(
-    board: Board, hear: Callable[[], None], here: Environment
+    board: Board, observe: Callable[[], None], here: Environment
 ) -> tuple[Plan | None, float]:
     """The plan of the search that ranked and raced, and how long that was waited for; None if it is
     this search's turn. Raises InvalidPlan for one that cannot be believed.
     """
-    text, seconds = wait_for_turn(board, hear)
+    text, seconds = wait_for_turn(board, observe)
     if text is None:
         return None, seconds
     plan = Plan.loads(text)

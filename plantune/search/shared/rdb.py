@@ -54,7 +54,7 @@ def is_shareable(url: str) -> bool:
 
 
 def opened_shared(url: str, patience: Patience) -> optuna.storages.BaseStorage:
-    """Optuna's storage at a URL, in which searches that are silent can be told."""
+    """Optuna's storage at a URL, which knows for how long a search was silent."""
     # What it warns of, a statement that failed, is repeated here.
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     engine: dict[str, Any] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import optuna
@@ -17,8 +17,8 @@ from plantune.search.shared.board_rows import (
     PID,
     PREFIX,
     RANK,
+    REPORTED,
     SEARCH,
-    TOLD,
     TRIAL,
     Row,
     rows_of,
@@ -28,13 +28,19 @@ from plantune.search.shared.rdb import Persistent, close_shared, opened_shared
 
 @dataclass(frozen=True)
 class Member:
-    """One search: `state` is its phase, silent, or ended."""
+    """One search: `state` is its phase, silent, or ended. Its last heartbeat `reported` this."""
 
     host: str
     pid: int
     state: str
     measured: int
-    told: dict[str, Any]
+    reported: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """`reported` is written as `told`."""
+        data = asdict(self)
+        reported = data.pop("reported")
+        return {**data, REPORTED: reported}
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,10 @@ class Status:
             return "done"
         alive = any(member.state not in ("silent", "ended") for member in self.members)
         return "goes on" if alive else "ended without a plan"
+
+    def to_json(self) -> dict[str, Any]:
+        members = [member.to_json() for member in self.members]
+        return {**asdict(self), "members": members, "state": self.state}
 
 
 def statuses(url: str, does: Persistent, patience: Patience) -> list[Status]:
@@ -78,9 +88,9 @@ def _status(storage: optuna.storages.BaseStorage, name: str) -> Status:
     silent = set(storage._get_stale_trial_ids(id))  # type: ignore[attr-defined]
     searches = [row for row in rows if row.role == SEARCH]
     of_trials = [row for row in rows if row.role == TRIAL]
-    told = [(row.by, outcome) for row in of_trials for _, outcome in row.told]
-    of_search = Counter(by for by, _ in told)
-    measured = sum(isinstance(outcome, Measured) for _, outcome in told)
+    outcomes = [(row.by, outcome) for row in of_trials for _, outcome in row.reported]
+    of_search = Counter(by for by, _ in outcomes)
+    measured = sum(isinstance(outcome, Measured) for _, outcome in outcomes)
     values = {trial._trial_id: trial.value for trial in trials}
     found = [values[r.id] for r in rows if r.role == RANK and r.plan is not None]
     first = searches[0].attributes[ENVIRONMENT] if searches else {}
@@ -89,17 +99,17 @@ def _status(storage: optuna.storages.BaseStorage, name: str) -> Status:
         device=str(first.get("device", "?")),
         members=tuple(_member(row, silent, of_search[row.number]) for row in searches),
         measured=measured,
-        rejected=len(told) - measured,
-        running=sum(len(row.texts) - len(row.told) for row in of_trials if row.is_open),
+        rejected=len(outcomes) - measured,
+        running=sum(len(row.texts) - len(row.reported) for row in of_trials if row.is_open),
         median_ms=found[0] if found else None,
     )
 
 
 def _member(row: Row, silent: set[int], measured: int) -> Member:
-    told = dict(row.attributes.get(TOLD) or {})
-    state = str(told.get("phase") or row.attributes.get(PHASE, "?"))
+    reported = dict(row.attributes.get(REPORTED) or {})
+    state = str(reported.get("phase") or row.attributes.get(PHASE, "?"))
     if not row.is_open:
         state = "ended"
     elif row.id in silent:
         state = "silent"
-    return Member(str(row.attributes[HOST]), int(row.attributes[PID]), state, measured, told)
+    return Member(str(row.attributes[HOST]), int(row.attributes[PID]), state, measured, reported)

@@ -34,11 +34,11 @@ from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.problem import Problem
 from plantune.search.budget import Budget
 from plantune.search.candidates import step_candidates
-from plantune.search.crew import Crew
 from plantune.search.measuring import StoredTrials
 from plantune.search.results import Patience
 from plantune.search.shared.joint import joined, wait_for_turn
 from plantune.search.step_search import StepSearch
+from plantune.search.worker_pool import WorkerPool
 from plantune.space.search_space import load_search_space
 
 
@@ -106,21 +106,21 @@ def search(url: str, path: Path, graph: Graph, count: int) -> str:
         print(f"joined {path.stem} -", flush=True)
         store = StoredTrials(database, environment, fresh=False)
         measurer = Measurer(path.with_name("room"))
-        steps = StepSearch(graph, space, Crew([measurer], shared=board), store)
+        steps = StepSearch(graph, space, WorkerPool([measurer], shared=board), store)
         measurer.known = lambda: len(steps.costs.outcomes)
         budget = Budget(3600.0)
         wanted = list({c.key: c for c in steps.candidates}.values())[:count]
 
-        def told(progress: object) -> None:
-            heart.tell(progress)
+        def reporting(progress: object) -> None:
+            heart.report(progress)
 
         while missing := [c for c in wanted if not steps.costs.knows(c)]:
             free = board.spread([c for c in missing if not board.has(c)])
-            steps.measure_all(free[:AT_ONCE], budget, told)
-            steps.hear()
+            steps.measure_all(free[:AT_ONCE], budget, reporting)
+            steps.observe_others()
             time.sleep(0.02)
         own = f"plan of {path.stem}"
-        while (found := wait_for_turn(board, steps.hear)[0]) is None:
+        while (found := wait_for_turn(board, steps.observe_others)[0]) is None:
             if board.publish(own, 1.0):
                 return own
         return found

@@ -85,15 +85,15 @@ def test_what_one_claimed_no_other_gets_and_its_outcome_reaches_all(board):
     assert not other.claim(item(1))
     assert other.has(item(1))
     assert not one.has(item(1))
-    assert other.news() == []
-    one.tell(item(1), GOOD)
-    assert other.news() == [(item(1).key, GOOD)]
-    assert other.news() == []
+    assert other.new_outcomes() == []
+    one.report(item(1), GOOD)
+    assert other.new_outcomes() == [(item(1).key, GOOD)]
+    assert other.new_outcomes() == []
     assert not other.has(item(1))
-    assert one.news() == []
+    assert one.new_outcomes() == []
     assert other.claim(item(2))
-    other.tell(item(2), WRONG)
-    assert one.news() == [(item(2).key, WRONG)]
+    other.report(item(2), WRONG)
+    assert one.new_outcomes() == [(item(2).key, WRONG)]
 
 
 def test_of_several_that_are_claimed_together_each_counts_for_itself(board):
@@ -101,20 +101,20 @@ def test_of_several_that_are_claimed_together_each_counts_for_itself(board):
     assert other.claim(item(2))
     assert [i.key for i in one.claim(item(1), item(2), item(3))] == [item(1).key, item(3).key]
     assert one.has(item(2))
-    one.tell(item(3), GOOD)
-    assert other.news() == [(item(3).key, GOOD)]
+    one.report(item(3), GOOD)
+    assert other.new_outcomes() == [(item(3).key, GOOD)]
     assert other.has(item(1))
     assert not other.claim(item(1), item(3))
-    one.leave()  # what was told stays, the rest is free
-    assert other.news() == []
+    one.leave()  # what was reported stays, the rest is free
+    assert other.new_outcomes() == []
     assert [i.key for i in other.claim(item(1), item(3))] == [item(1).key]
 
 
 def test_a_claim_that_was_given_back_is_free(board):
     one, other = board(), board()
     assert one.claim(item(1))
-    one.tell(item(1), None)
-    assert other.news() == []
+    one.report(item(1), None)
+    assert other.new_outcomes() == []
     assert other.claim(item(1))
 
 
@@ -128,7 +128,7 @@ def test_of_many_that_claim_at_once_one_gets_it(board):
         for number, winners in won.items():
             if own.claim(item(number)):
                 winners.append(own)
-                own.tell(item(number), GOOD)
+                own.report(item(number), GOOD)
 
     threads = [threading.Thread(target=claim_all, args=(own,)) for own in boards]
     for thread in threads:
@@ -136,7 +136,7 @@ def test_of_many_that_claim_at_once_one_gets_it(board):
     for thread in threads:
         thread.join(120)
     assert [len(winners) for winners in won.values()] == [1] * len(won)
-    found = [key for row in rows(boards[0]) for key, _ in row.told]
+    found = [key for row in rows(boards[0]) for key, _ in row.reported]
     assert sorted(found, key=repr) == sorted((item(n).key for n in won), key=repr)
 
 
@@ -145,11 +145,11 @@ def silence(board, other, eventually):
 
     def is_over():
         other.beat({})
-        other.news()
+        other.new_outcomes()
         return not any(row.is_open and row.id == board._me.id for row in other._rows())
 
     eventually(is_over, "a silent search is ended")
-    other.news()
+    other.new_outcomes()
 
 
 def test_what_a_silent_search_had_is_free_and_its_late_outcome_dropped(board, eventually):
@@ -157,10 +157,10 @@ def test_what_a_silent_search_had_is_free_and_its_late_outcome_dropped(board, ev
     assert stopped.claim(item(1))
     silence(stopped, other, eventually)
     assert other.claim(item(1))
-    stopped.tell(item(1), WRONG)
-    other.tell(item(1), GOOD)
-    assert [outcome for row in rows(other) for _, outcome in row.told] == [GOOD]
-    assert stopped.news() == [(item(1).key, GOOD)]  # it goes on
+    stopped.report(item(1), WRONG)
+    other.report(item(1), GOOD)
+    assert [outcome for row in rows(other) for _, outcome in row.reported] == [GOOD]
+    assert stopped.new_outcomes() == [(item(1).key, GOOD)]  # it goes on
     assert any("silent for too long" in text for text in board.said)
     assert stopped.claim(item(2))
     assert not other.claim(item(2))
@@ -224,7 +224,7 @@ def test_a_search_that_was_killed_before_its_first_heartbeat_is_ended(board, eve
 def test_searches_begin_at_different_candidates(board):
     boards = [board() for _ in range(3)]
     for each in boards:
-        each.news()
+        each.new_outcomes()
     assert [each.searches for each in boards] == [3, 3, 3]
     orders = [each.spread([item(n) for n in range(6)]) for each in boards]
     assert [order[0].key for order in orders] == [item(n).key for n in (0, 2, 4)]
@@ -264,7 +264,7 @@ def test_who_was_silent_while_it_ranked_cannot_publish(board, eventually):
         each.wait_for_turn()
     assert one.turn() is True
     silence(one, other, eventually)
-    other.news()
+    other.new_outcomes()
     assert other.turn() is True
     assert one.publish("mine", 1.0) is False
     assert other.publish("theirs", 1.0)
@@ -281,7 +281,7 @@ def test_another_one_ranks_if_the_first_leaves_or_is_silent(board, eventually):
     assert other.turn() is True
     assert third.turn() is False
     silence(other, third, eventually)
-    third.news()
+    third.new_outcomes()
     assert third.turn() is True
 
 
@@ -298,10 +298,10 @@ def test_the_next_search_knows_what_the_last_one_found(board):
     first = board()
     for number, outcome in ((1, GOOD), (2, WRONG)):
         first.claim(item(number))
-        first.tell(item(number), outcome)
+        first.report(item(number), outcome)
     first.claim(item(3))
     first.leave()
-    assert board().news() == [(item(1).key, GOOD), (item(2).key, WRONG)]
+    assert board().new_outcomes() == [(item(1).key, GOOD), (item(2).key, WRONG)]
 
 
 def test_after_all_looked_silent_a_new_search_joins_those_that_come_back(board, eventually):
@@ -311,7 +311,7 @@ def test_after_all_looked_silent_a_new_search_joins_those_that_come_back(board, 
     watching.leave()
     new = board()
     assert new._study.study_name == one._study.study_name
-    one.news()
+    one.new_outcomes()
     assert one.claim(item(1))
     assert not new.claim(item(1))
 
@@ -319,17 +319,17 @@ def test_after_all_looked_silent_a_new_search_joins_those_that_come_back(board, 
 def test_a_fresh_search_knows_nothing(board):
     first = board()
     first.claim(item(1))
-    first.tell(item(1), GOOD)
+    first.report(item(1), GOOD)
     first.leave()
-    assert board(fresh=True).news() == []
+    assert board(fresh=True).new_outcomes() == []
 
 
 def test_another_machine_begins_anew_after_the_last_search_is_over(board):
     first = board()
     first.claim(item(1))
-    first.tell(item(1), GOOD)
+    first.report(item(1), GOOD)
     first.leave()
-    assert board(replace(cpu_environment(), torch="1.0")).news() == []
+    assert board(replace(cpu_environment(), torch="1.0")).new_outcomes() == []
 
 
 @pytest.mark.parametrize("done", [False, True])
@@ -346,8 +346,8 @@ def test_what_may_have_been_written_before_a_connection_broke_does_no_harm(board
 
         setattr(one._storage, name, fails_once)
     assert one.claim(item(1))
-    one.tell(item(1), GOOD)
-    assert other.news() == [(item(1).key, GOOD)]
+    one.report(item(1), GOOD)
+    assert other.new_outcomes() == [(item(1).key, GOOD)]
     assert not [row for row in rows(other) if row.is_open]
 
 
@@ -356,10 +356,10 @@ def test_a_restart_of_the_database_loses_nothing(postgres, board):
     one = board()
     assert one.claim(item(1))
     postgres.restart()
-    one.tell(item(1), GOOD)
+    one.report(item(1), GOOD)
     postgres.restart()
     assert one.claim(item(2))
-    assert [outcome for row in rows(one) for _, outcome in row.told] == [GOOD]
+    assert [outcome for row in rows(one) for _, outcome in row.reported] == [GOOD]
     assert any("waiting up to 20 s" in text for text in board.said)
     assert not any(PASSWORD in text for text in board.said)
 
@@ -369,7 +369,7 @@ def test_the_status_is_seen_from_anywhere(url, board, eventually):
     one.beat({"phase": "measuring", "measured": 1, "detail": "conv"})
     for number, outcome in ((1, GOOD), (2, WRONG), (3, None)):
         one.claim(item(number))
-        one.tell(item(number), outcome)
+        one.report(item(number), outcome)
     other.claim(item(4))
     name = one._study.study_name
     does = Persistent(url, 0.0, board.said.append)
@@ -395,6 +395,6 @@ def test_rows_that_others_wrote_are_left_alone(url, board):
     one = board()
     study = optuna.load_study(study_name=one._study.study_name, storage=one._storage)
     study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.COMPLETE, value=1.0))
-    assert one.news() == []
+    assert one.new_outcomes() == []
     assert one.claim(item(1))
     assert len(list(rows_of(study.trials))) == len(study.trials) - 1

@@ -120,7 +120,7 @@ class Study:
         if id is None:
             return Counter(), {}
         rows = [r for r in rows_of(does(lambda: storage.get_all_trials(id))) if r.role == TRIAL]
-        found = [told for row in rows for told in row.told]
+        found = [each for row in rows for each in row.reported]
         return Counter(key for key, _ in found), dict(found)
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ def server():
 )
 def test_only_trials_in_flight_are_lost(server, tmp_path, faults, seed, eventually):
     draw, url = random.Random(seed), with_driver(server.url)
-    count = 2 * ROOM * (faults + 1)  # each may be ahead of what it has heard of
+    count = 2 * ROOM * (faults + 1)  # each may be ahead of what it has seen
     searches, study = Searches(url, tmp_path, count), Study(url)
 
     def wait_for(holds):

@@ -75,7 +75,7 @@ def search(tmp_path, monkeypatch, url, graph):
     workers = {}
     monkeypatch.setattr(
         "plantune.search.session.worker_for",
-        lambda *problem, seat=None: workers[threading.current_thread().name],
+        lambda *problem, slot=None: workers[threading.current_thread().name],
     )
     found = {}
     problem = Problem.of(graph, "cpu", f"small_{next(numbers)}")
@@ -102,7 +102,7 @@ def outcomes(url):
     try:
         id = max(study._study_id for study in storage.get_all_studies())
         rows = [row for row in rows_of(storage.get_all_trials(id)) if row.role == TRIAL]
-        return Counter(key for row in rows for key, _ in row.told)
+        return Counter(key for row in rows for key, _ in row.reported)
     finally:
         close_shared(storage)
 

@@ -1,4 +1,4 @@
-"""Databases of Optuna's storages: what is repeated, and what is told of their faults."""
+"""Databases of Optuna's storages: what is repeated, and what is said of their faults."""
 
 from __future__ import annotations
 

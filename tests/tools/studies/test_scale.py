@@ -23,7 +23,7 @@ def jobs_of(replay, count, seconds=1.0):
     return [replay.Job(seconds, 10.0 + number, False) for number in range(count)]
 
 
-def test_without_a_database_equal_jobs_keep_all_seats_busy(study):
+def test_without_a_database_equal_jobs_keep_all_slots_busy(study):
     simulate, replay = study
     found = simulate.simulate(jobs_of(replay, 64), 16, simulate.FREE)
     assert found.efficiency == pytest.approx(1.0)
@@ -53,7 +53,7 @@ def test_a_host_tells_and_claims_one_after_the_other(study):
     simulate, replay = study
     simulate.MOST = 0
     costs = simulate.Costs(0.0, 0.25, 0.25, 0.0)
-    alone = simulate.simulate(jobs_of(replay, 100), 1, costs, seats=1)
+    alone = simulate.simulate(jobs_of(replay, 100), 1, costs, slots=1)
     assert alone.claims_per_s == pytest.approx(1 / (4 * 1.25 + 0.25), rel=0.02)
     eight = simulate.simulate(jobs_of(replay, 800), 8, costs)
     assert eight.claims_per_s == pytest.approx(1 / (16 * 0.25 + 0.25), rel=0.25)

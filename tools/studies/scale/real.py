@@ -1,4 +1,4 @@
-"""Runs a shared search for real, on a database: processes with seats that sleep as long as was
+"""Runs a shared search for real, on a database: processes with slots that sleep as long as was
 recorded. Claims, outcomes, heartbeats and news are those of `plantune search --storage`.
 """
 
@@ -19,12 +19,12 @@ from plantune.base.canonical import Attrs
 from plantune.base.outcome import Measured, Outcome
 from plantune.devices.machine import cpu_environment
 from plantune.kernels.family import Candidate
-from plantune.search.crew import Crew
 from plantune.search.results import Patience
 from plantune.search.shared.board import Board
 from plantune.search.shared.board_rows import Place
 from plantune.search.shared.joint import Heart
 from plantune.search.shared.rdb import Persistent, close_shared, opened_shared
+from plantune.search.worker_pool import WorkerPool
 
 PATIENCE = Patience(10)
 # Of a search: as many as it takes at once, at least so many, and the part of its share of the rest.
@@ -46,7 +46,7 @@ def _candidate(number: int) -> SimpleNamespace:
     return SimpleNamespace(key=(step.signature, config), step=step, candidate=config)
 
 
-def _seat(jobs: Sequence[Job]) -> SimpleNamespace:
+def _slot(jobs: Sequence[Job]) -> SimpleNamespace:
     def measure(step: object, candidate: Candidate, limit_us: float) -> Outcome:
         job = jobs[candidate.config["number"]]
         time.sleep(job.busy_s)
@@ -63,29 +63,29 @@ def board_at(url: str, name: str) -> tuple[Board, object]:
     return board, storage
 
 
-def _host(url: str, name: str, jobs: Sequence[Job], seats: int) -> None:
+def _host(url: str, name: str, jobs: Sequence[Job], slots: int) -> None:
     """One search, until nobody lacks anything: as the loop of a search takes candidates."""
     board, storage = board_at(url, name)
     heart = Heart(board, float(PATIENCE.heartbeat_s))
     heart.start()
-    crew = Crew([_seat(jobs) for _ in range(seats)], shared=board)
+    pool = WorkerPool([_slot(jobs) for _ in range(slots)], shared=board)
     left = {number: _candidate(number) for number in range(len(jobs))}
 
     def land(timeout_s: float | None = None) -> None:
-        done = crew.finished(timeout_s)
+        done = pool.finished(timeout_s)
         if done is not None:
-            board.tell(done.candidate, done.outcome)
+            board.report(done.candidate, done.outcome)
             left.pop(done.candidate.candidate.config["number"], None)
 
     while left:
-        for (_, config), _ in board.news():
+        for (_, config), _ in board.new_outcomes():
             left.pop(config.config["number"], None)
-        free = [c for c in left.values() if not board.has(c) and not crew.has(c)]
-        batch = board.spread(free)[: max(BATCH, 2 * seats, len(free) // (PART * board.searches))]
+        free = [c for c in left.values() if not board.has(c) and not pool.has(c)]
+        batch = board.spread(free)[: max(BATCH, 2 * slots, len(free) // (PART * board.searches))]
         for candidate in board.claim(*batch) if batch else ():
-            while crew.is_full:
+            while pool.is_full:
                 land()
-            crew.begin(candidate, 1.0)
+            pool.start(candidate, 1.0)
         if not free:
             land(0.05)
     heart.stop()
@@ -93,9 +93,9 @@ def _host(url: str, name: str, jobs: Sequence[Job], seats: int) -> None:
     close_shared(storage)
 
 
-def run(url: str, name: str, jobs: Sequence[Job], workers: int, seats: int) -> Ran:
+def run(url: str, name: str, jobs: Sequence[Job], workers: int, slots: int) -> Ran:
     """Forks a process for each host; they begin when all are there."""
-    sizes = [min(seats, workers - start) for start in range(0, workers, seats)]
+    sizes = [min(slots, workers - start) for start in range(0, workers, slots)]
     gate, go = os.pipe()
     children = []
     for size in sizes:
@@ -118,7 +118,7 @@ def run(url: str, name: str, jobs: Sequence[Job], workers: int, seats: int) -> R
     if any(codes):
         raise RuntimeError(f"searches ended with {codes}")
     board, storage = board_at(url, name)
-    outcomes = len({key for key, _ in board.news()})
+    outcomes = len({key for key, _ in board.new_outcomes()})
     board.leave()
     close_shared(storage)
     busy_s = sum(job.busy_s for job in jobs)
@@ -143,8 +143,8 @@ def costs_of(url: str, name: str, rows: int, server: int | None) -> Costs:
 
     batches = rows // BATCH
     claim_s = each(lambda n: board.claim(*candidates[BATCH * n : BATCH * (n + 1)]), batches)
-    tell_s = each(lambda n: board.tell(candidates[n], outcome), BATCH * batches)
-    news_s = each(lambda n: board.news())
+    tell_s = each(lambda n: board.report(candidates[n], outcome), BATCH * batches)
+    news_s = each(lambda n: board.new_outcomes())
     added: list[int] = []
     add_s = each(lambda n: added.append(board._add("cost", {}, board._number)))
     for id in added:

@@ -1,4 +1,4 @@
-"""Computes a shared search, event by event: hosts with seats and one database. Nothing waits."""
+"""Computes a shared search, event by event: hosts with slots and one database. Nothing waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PART, MOST = 4, 64
 class Costs:
     """Seconds of one claim of a batch while the study is locked, and of what goes beside others':
     the rest of a claim, an outcome, and the news before every claim. A batch is a part of the
-    host's share of what is left, at least twice its seats and `least`.
+    host's share of what is left, at least twice its slots and `least`.
     """
 
     locked_s: float
@@ -31,7 +31,7 @@ FREE = Costs(0.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Computed:
-    """`efficiency` is the part of all seats' time in which they measured, `best_s` when the best
+    """`efficiency` is the part of all slots' time in which they measured, `best_s` when the best
     candidate was known, `locked` the part of the time in which the study was locked.
     """
 
@@ -43,29 +43,29 @@ class Computed:
 
 
 class _Host:
-    """One search: a thread that claims and tells, one after the other, for seats that measure. It
-    claims as many candidates ahead as it has seats.
+    """One search: a thread that claims and tells, one after the other, for slots that measure. It
+    claims as many candidates ahead as it has slots.
     """
 
-    def __init__(self, seats: int) -> None:
+    def __init__(self, slots: int) -> None:
         self.clock = 0.0
-        self.most = seats if seats == 1 else 2 * seats
+        self.most = slots if slots == 1 else 2 * slots
         self.batch: list[int] = []
-        self.seats = seats
-        self._free_at = [0.0] * seats
+        self.slots = slots
+        self._free_at = [0.0] * slots
         self.running: list[tuple[float, int]] = []
 
     def begin(self, job: int, busy_s: float) -> float:
-        """Gives a job to the seat that is free first; returns when it ends."""
+        """Gives a job to the slot that is free first; returns when it ends."""
         end = max(self.clock, heapq.heappop(self._free_at)) + busy_s
         heapq.heappush(self._free_at, end)
         heapq.heappush(self.running, (end, job))
         return end
 
 
-def simulate(jobs: Sequence[Job], workers: int, costs: Costs, seats: int = 8) -> Computed:
+def simulate(jobs: Sequence[Job], workers: int, costs: Costs, slots: int = 8) -> Computed:
     """The lock of the study serves one claim at a time, whoever asks first."""
-    hosts = [_Host(min(seats, workers - start)) for start in range(0, workers, seats)]
+    hosts = [_Host(min(slots, workers - start)) for start in range(0, workers, slots)]
     turns = [(0.0, number) for number in range(len(hosts))]
     best = min(range(len(jobs)), key=lambda number: jobs[number].us)
     next_job, claims, unlocked, best_s, end_s = 0, 0, 0.0, 0.0, 0.0
@@ -73,9 +73,9 @@ def simulate(jobs: Sequence[Job], workers: int, costs: Costs, seats: int = 8) ->
         _, number = heapq.heappop(turns)
         host = hosts[number]
         if host.running and host.running[0][0] <= host.clock:
-            _, told = heapq.heappop(host.running)
+            _, done = heapq.heappop(host.running)
             host.clock += costs.tell_s
-            best_s = host.clock if told == best else best_s
+            best_s = host.clock if done == best else best_s
         elif host.batch and len(host.running) < host.most:
             job = host.batch.pop(0)
             end_s = max(end_s, host.begin(job, jobs[job].busy_s))
@@ -83,7 +83,7 @@ def simulate(jobs: Sequence[Job], workers: int, costs: Costs, seats: int = 8) ->
             unlocked = max(host.clock + costs.news_s, unlocked) + costs.locked_s
             host.clock = unlocked + costs.claim_s
             part = (len(jobs) - next_job) // (PART * len(hosts))
-            size = max(2 * host.seats, costs.least, min(part, MOST))
+            size = max(2 * host.slots, costs.least, min(part, MOST))
             host.batch = list(range(next_job, min(next_job + size, len(jobs))))
             next_job += len(host.batch)
             claims += 1

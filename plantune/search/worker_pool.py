@@ -1,4 +1,4 @@
-"""Measures candidates beside each other: one measuring worker a seat, such as a GPU each."""
+"""Measures candidates beside each other: one measuring worker for each slot, such as a GPU."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.search.candidates import Key, StepCandidate
 
-# After these errors a seat is lost, and another one measures its candidates.
+# After these errors a slot is lost, and another one measures its candidates.
 LOST = (UnsupportedDevice, WorkerDied)
-# Candidates queued per seat: with fewer, a seat would often find none of a step that it knows, and
+# Candidates queued per slot: with fewer, a slot would often find none of a step that it knows, and
 # making a step's references takes as long as measuring three candidates.
 WAITING = 3
 
@@ -33,7 +33,7 @@ class Measurer(Protocol):
 class Shared(Protocol):
     """What several searches know together, and who of them measures what."""
 
-    def news(self) -> Iterable[tuple[Key, Outcome]]:
+    def new_outcomes(self) -> Iterable[tuple[Key, Outcome]]:
         """What others found since the last call."""
 
     def has(self, candidate: StepCandidate) -> bool:
@@ -49,7 +49,7 @@ class Shared(Protocol):
     def claim(self, *candidates: StepCandidate) -> Sequence[StepCandidate]:
         """Takes those to which no other search was first."""
 
-    def tell(self, candidate: StepCandidate, outcome: Outcome | None) -> None:
+    def report(self, candidate: StepCandidate, outcome: Outcome | None) -> None:
         """Gives the outcome of what was claimed to the others; None gives it back unmeasured."""
 
 
@@ -77,12 +77,12 @@ class _Ended:
     lost: int | None = None
 
 
-class Crew:
-    """Measurers with a seat each. One alone works in the calling thread; several have threads, and
-    candidates wait for them, so that no seat does while the next ones are chosen. A seat takes one
+class WorkerPool:
+    """Measurers with a slot each. One alone works in the calling thread; several have threads, and
+    candidates wait for them, so that no slot does while the next ones are chosen. A slot takes one
     of a step that it has measured, if there is one: it has the references for that step.
 
-    A seat that is lost is warned of, and the others go on; the last one's error is raised. With
+    A slot that is lost is warned of, and the others go on; the last one's error is raised. With
     `shared` other searches measure too.
     """
 
@@ -101,20 +101,20 @@ class Crew:
         self._changed = threading.Condition()
         self._seen: list[set[str]] = [set() for _ in self._measurers]
         self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
-        self.seats = len(self._measurers)
-        self._room = 1 if self.seats == 1 else (1 + WAITING) * self.seats
-        for seat in range(self.seats if self.seats > 1 else 0):
-            threading.Thread(target=self._work, args=(seat,), daemon=True).start()
+        self.slots = len(self._measurers)
+        self._room = 1 if self.slots == 1 else (1 + WAITING) * self.slots
+        for slot in range(self.slots if self.slots > 1 else 0):
+            threading.Thread(target=self._work, args=(slot,), daemon=True).start()
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more can be begun."""
+        """Whether nothing more can be started."""
         return len(self._flight) >= self._room
 
     @property
     def is_busy(self) -> bool:
-        """Whether each seat has something to measure now, and next."""
-        return len(self._flight) >= min(2 * self.seats, self._room)
+        """Whether each slot has something to measure now, and next."""
+        return len(self._flight) >= min(2 * self.slots, self._room)
 
     @property
     def is_idle(self) -> bool:
@@ -125,16 +125,16 @@ class Crew:
         return candidate.key in self._flight
 
     def doing(self) -> tuple[str, ...]:
-        """What each seat measures, for people; nothing if there is one alone."""
+        """What each slot measures, for people; nothing if there is one alone."""
         if len(self._measurers) == 1:
             return ()
         return tuple(
-            f"{self._names[seat]} {c.step.name}: {c.candidate.family}"
-            for seat, c in sorted(self._doing.copy().items())
+            f"{self._names[slot]} {c.step.name}: {c.candidate.family}"
+            for slot, c in sorted(self._doing.copy().items())
         )
 
-    def begin(self, candidate: StepCandidate, limit_us: float) -> None:
-        """Has a candidate measured, by the calling thread if there is one seat."""
+    def start(self, candidate: StepCandidate, limit_us: float) -> None:
+        """Has a candidate measured, by the calling thread if there is one slot."""
         self._flight[candidate.key] = candidate
         job = _Job(candidate, limit_us)
         if len(self._measurers) > 1:
@@ -164,31 +164,31 @@ class Crew:
 
     def _lose(self, ended: _Ended) -> None:
         assert ended.error is not None
-        self.seats -= 1
+        self.slots -= 1
         self._room -= 1 + WAITING
-        if not self.seats:
+        if not self.slots:
             raise ended.error
         text = f"{self._names[ended.lost or 0]} was lost, the others go on: {ended.error}"
         warn(text)
 
-    def _work(self, seat: int) -> None:
+    def _work(self, slot: int) -> None:
         while True:
-            job = self._next(seat)
+            job = self._next(slot)
             start = time.monotonic()
-            self._doing[seat] = job.candidate
+            self._doing[slot] = job.candidate
             try:
-                self._ended.put(self._measured(seat, job))
+                self._ended.put(self._measured(slot, job))
             except LOST as error:
                 seconds = time.monotonic() - start
-                self._ended.put(_Ended(job, seconds, error=error, lost=seat))
+                self._ended.put(_Ended(job, seconds, error=error, lost=slot))
                 return
             except Exception as error:  # The thread that asks for it raises it.
                 self._ended.put(_Ended(job, time.monotonic() - start, error=error))
             finally:
-                del self._doing[seat]
+                del self._doing[slot]
 
-    def _next(self, seat: int) -> _Job:
-        """The next job of a step that this seat knows, else of one that no other seat knows."""
+    def _next(self, slot: int) -> _Job:
+        """The next job of a step that this slot knows, else of one that no other slot knows."""
         with self._changed:
             while not self._waiting:
                 self._changed.wait()
@@ -196,15 +196,15 @@ class Crew:
             def place(job: _Job) -> int:
                 signature = job.candidate.step.signature
                 known = [signature in seen for seen in self._seen]
-                return 0 if known[seat] else 1 + any(known)
+                return 0 if known[slot] else 1 + any(known)
 
             job = min(self._waiting, key=place)
             self._waiting.remove(job)
-            self._seen[seat].add(job.candidate.step.signature)
+            self._seen[slot].add(job.candidate.step.signature)
             return job
 
-    def _measured(self, seat: int, job: _Job) -> _Ended:
+    def _measured(self, slot: int, job: _Job) -> _Ended:
         start = time.monotonic()
         step, config = job.candidate.step, job.candidate.candidate
-        outcome = self._measurers[seat].measure(step, config, job.limit_us)
+        outcome = self._measurers[slot].measure(step, config, job.limit_us)
         return _Ended(job, time.monotonic() - start, outcome)

@@ -10,12 +10,12 @@ import pytest
 from plantune.errors import BuildError, OutOfTime
 from plantune.measure.timing import Timing
 from plantune.plans.guess import default_plan, hand_plan
-from plantune.search.beginning import BUILDING, BUILDING_S, Beginning, begun
 from plantune.search.budget import Budget
 from plantune.search.builds import Builds
 from plantune.search.phases import Run
 from plantune.search.results import Settings, silent
 from plantune.search.step_search import StepSearch
+from plantune.search.warm_start import BUILDING, BUILDING_S, WarmStart, warm_start
 
 pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
 ENOUGH_S = 60.0
@@ -77,13 +77,13 @@ def worker():
 
 @pytest.fixture
 def begin(graph, space, measurer, store, plan, worker):
-    """A search that knows plans, begun with these builds."""
+    """The warm start of a search that knows plans, with these builds."""
 
     def begin(builds, budget=None, known=(plan,), guess=None):
         steps = StepSearch(graph, space, measurer, store, builds=builds)
         budget = budget or Budget(ENOUGH_S)
         run = Run(graph, None, space, Settings(), worker, budget, steps, silent)
-        return begun(run, known, guess)
+        return warm_start(run, known, guess)
 
     return begin
 
@@ -143,7 +143,7 @@ def test_where_comparing_them_takes_too_long_all_wait(begin, builder, plan, plai
         raise OutOfTime("it took too long")
 
     worker.time_programs = late
-    assert begin(builder(), known=[plan, plain]) == Beginning(untimed=[plan, plain])
+    assert begin(builder(), known=[plan, plain]) == WarmStart(untimed=[plan, plain])
 
 
 @pytest.mark.parametrize(("budget_s", "is_timed"), [(20.0, True), (12.0, False)])
@@ -151,7 +151,7 @@ def test_what_takes_long_to_build_is_not_waited_for(
     begin, builder, plan, monkeypatch, budget_s, is_timed
 ):
     """There is time for such kernels if the worker builds them, or there is none."""
-    monkeypatch.setattr("plantune.search.beginning.LONG_BUILD_S", 1.0)
+    monkeypatch.setattr("plantune.search.warm_start.LONG_BUILD_S", 1.0)
     found = begin(builder(None, pauses=True), Budget(budget_s))
     assert [plan] == [*(found.timed if is_timed else found.untimed)]
 

@@ -1,4 +1,4 @@
-"""The first seconds of a search, in which known plans are built and timed as wholes."""
+"""The warm start of a search: known plans are built and timed as wholes in its first seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plantune.search.ranking import affordable, distinct, is_late
 from plantune.space import SearchSpace
 
 # The time to compare known plans: a part of the budget, or these seconds if that is less.
-BEGINNING, BEGINNING_S = 0.1, 8.0
+PART, MOST_S = 0.1, 8.0
 # Before that, the part of the time to measure in which the nearest one should be built: others may
 # need none of its kernels. Where nothing is measured meanwhile, these seconds if that is less.
 BUILDING, BUILDING_S = 0.75, 20.0
@@ -25,7 +25,7 @@ TELLING_S = 1.0
 
 
 @dataclass(frozen=True)
-class Beginning:
+class WarmStart:
     """Known plans: those that were timed, the fastest first, how long it took, and the others."""
 
     timed: Sequence[Plan] = ()
@@ -40,12 +40,12 @@ def quick_kernels(plan: Plan, graph: Graph, space: SearchSpace) -> list[StepCand
     return [c for c in candidates_of(plan, graph, space) if c.build_s < LONG_BUILD_S]
 
 
-def begun(run: Run, known: Sequence[Plan], guess: Plan | None) -> Beginning:
+def warm_start(run: Run, known: Sequence[Plan], guess: Plan | None) -> WarmStart:
     """Builds the nearest plan that is known, then times it beside the others for whose kernels
     there is time, and the guess: so a search that ends early has a good plan.
     """
     budget = run.budget
-    seconds = min(BEGINNING * budget.seconds, BEGINNING_S)
+    seconds = min(PART * budget.seconds, MOST_S)
     in_time = bool(known) and _built_in_time(run, known[0])
     # Where the first one is not built, only those that lack nothing.
     for_others_s = min(2 * seconds, budget.left_for("measuring") / 2) if in_time else 0.0
@@ -53,18 +53,18 @@ def begun(run: Run, known: Sequence[Plan], guess: Plan | None) -> Beginning:
     # Calls would build the guess, too: without a plan they use it.
     plans = distinct([*plans, *filter(None, [guess])])
     if not plans:
-        return Beginning(untimed=known)
-    run.tell("timing known plans")
+        return WarmStart(untimed=known)
+    run.enter("timing known plans")
     effort = budget.limited(compared(run.space.arch, seconds), "measuring")
     try:
         timings = time_plans(run, plans, effort)
     except OutOfTime:  # then they wait for the ranking
-        return Beginning(untimed=known)
+        return WarmStart(untimed=known)
     order = sorted((t.median_us, i) for i, t in enumerate(timings) if isinstance(t, Timing))
     others = [plan for plan in known if plan not in plans]
     others += [plan for plan, found in zip(plans, timings, strict=True) if is_late(found)]
     fastest_us = min((us for us, _ in order), default=math.inf)
-    return Beginning([plans[i] for _, i in order], others, fastest_us)
+    return WarmStart([plans[i] for _, i in order], others, fastest_us)
 
 
 def _built_in_time(run: Run, plan: Plan) -> bool:
@@ -87,6 +87,6 @@ def _built_in_time(run: Run, plan: Plan) -> bool:
         run.steps.begin_with(plan, budget, run.report, lambda: is_done() or not left_s())
     builds.want(kernels)
     while not is_done() and left_s():
-        run.tell("building a known plan")
+        run.enter("building a known plan")
         builds.wait([c for c in kernels if not builds.is_ready(c)], min(TELLING_S, left_s()))
     return is_done()

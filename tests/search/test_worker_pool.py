@@ -11,19 +11,19 @@ import pytest
 
 from plantune.base.canonical import Attrs
 from plantune.base.outcome import Measured
-from plantune.devices.gpus import LocalGpu, Seat, seats_of
+from plantune.devices.gpus import LocalGpu, Slot, slots_of
 from plantune.devices.machine import cpu_environment
 from plantune.errors import OutOfTime, UnlikeGpus, UnsupportedDevice, WorkerDied, WorkerFailed
 from plantune.report.progress import progress_text
 from plantune.search.budget import Budget
-from plantune.search.crew import Crew
 from plantune.search.results import Patience, silent
-from plantune.search.shared import seats as seats_module
+from plantune.search.shared import slots as slots_module
 from plantune.search.shared.board import Board
 from plantune.search.shared.board_rows import Place
 from plantune.search.shared.rdb import Persistent, close_shared, opened_shared
-from plantune.search.shared.seats import environment_on
+from plantune.search.shared.slots import environment_on
 from plantune.search.step_search import StepSearch
+from plantune.search.worker_pool import WorkerPool
 from plantune.space.arch import load_arch
 
 pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
@@ -45,8 +45,8 @@ class Meeting:
 
 
 @dataclass
-class Seated:
-    """A measurer of a crew, whose times are the same on each seat."""
+class InSlot:
+    """A measurer of a pool, whose times are the same on each slot."""
 
     times: object
     meeting: Meeting | None = None
@@ -63,45 +63,45 @@ class Seated:
         return Measured(us, us, us, 9, 1e-7, 1e-6, True)
 
 
-def of_crew(graph, space, store, seated):
-    return StepSearch(graph, space, Crew(seated, ["GPU 0", "GPU 1"]), store)
+def of_pool(graph, space, store, measurers):
+    return StepSearch(graph, space, WorkerPool(measurers, ["GPU 0", "GPU 1"]), store)
 
 
-def test_all_seats_measure_at_once_and_nothing_twice(graph, space, store, measurer):
+def test_all_slots_measure_at_once_and_nothing_twice(graph, space, store, measurer):
     meeting = Meeting(threading.Barrier(3))
-    crew = [Seated(measurer, meeting) for _ in range(3)]
-    search = of_crew(graph, space, store, crew)
+    measurers = [InSlot(measurer, meeting) for _ in range(3)]
+    search = of_pool(graph, space, store, measurers)
     search.run(Budget(PLENTY), silent)
-    asked = [key for seated in crew for key in seated.asked]
+    asked = [key for each in measurers for key in each.asked]
     assert len(asked) == len(set(asked)) == sum(map(len, store.rows.values()))
-    assert all(seated.asked for seated in crew)
+    assert all(each.asked for each in measurers)
     assert search.complete
     assert all(map(search.costs.knows, search.covers(1)[0][1]))
 
 
-def test_the_plan_is_as_good_as_that_of_one_seat(graph, space, store, measurer):
+def test_the_plan_is_as_good_as_that_of_one_slot(graph, space, store, measurer):
     alone = StepSearch(graph, space, measurer, type(store)())
     alone.run(Budget(PLENTY), silent)
-    search = of_crew(graph, space, store, [Seated(measurer) for _ in range(4)])
+    search = of_pool(graph, space, store, [InSlot(measurer) for _ in range(4)])
     search.run(Budget(PLENTY), silent)
     assert search.covers(1)[0][0] <= 1.1 * alone.covers(1)[0][0]
 
 
 def test_a_given_set_is_measured_whole(graph, space, store, measurer):
-    crew = [Seated(measurer), Seated(measurer)]
-    search = of_crew(graph, space, store, crew)
+    measurers = [InSlot(measurer), InSlot(measurer)]
+    search = of_pool(graph, space, store, measurers)
     wanted = list({candidate.key: candidate for candidate in search.candidates}.values())[:40]
     search.measure_all(wanted, Budget(PLENTY), silent)
-    assert {key for seated in crew for key in seated.asked} == {c.key for c in wanted}
+    assert {key for each in measurers for key in each.asked} == {c.key for c in wanted}
     assert all(map(search.costs.knows, wanted))
 
 
-def test_seats_of_searches_that_share_measure_each_candidate_once(
+def test_slots_of_searches_that_share_measure_each_candidate_once(
     graph, space, store, measurer, tmp_path
 ):
-    """`--gpus` beside `--storage`: all four seats are busy at once."""
+    """`--gpus` beside `--storage`: all four slots are busy at once."""
     url, meeting = f"sqlite:///{tmp_path}/shared.db", Meeting(threading.Barrier(4))
-    seats = [Seated(measurer, meeting) for _ in range(4)]
+    slots = [InSlot(measurer, meeting) for _ in range(4)]
     close_shared(opened_shared(url, Patience(30)))  # made the tables
 
     def searched(own):
@@ -109,31 +109,31 @@ def test_seats_of_searches_that_share_measure_each_candidate_once(
         does = Persistent(url, NEVER_S, print)
         board = Board(Place(storage, "net"), cpu_environment(), does, print)
         board.join()
-        crew = Crew(own, shared=board)
-        steps = StepSearch(graph, space, crew, type(store)())
+        pool = WorkerPool(own, shared=board)
+        steps = StepSearch(graph, space, pool, type(store)())
         wanted = list({c.key: c for c in steps.candidates}.values())[:16]
         while missing := [c for c in wanted if not steps.costs.knows(c)]:
             free = board.spread([c for c in missing if not board.has(c)])
             steps.measure_all(free[:4], Budget(PLENTY), silent)
-            steps.hear()
+            steps.observe_others()
         board.leave()
         close_shared(storage)
         return {candidate.key for candidate in wanted}
 
     with ThreadPoolExecutor(2) as pool:
-        one, other = pool.map(searched, (seats[:2], seats[2:]))
-    asked = [key for seated in seats for key in seated.asked]
+        one, other = pool.map(searched, (slots[:2], slots[2:]))
+    asked = [key for each in slots for key in each.asked]
     assert len(asked) == len(set(asked))
     assert set(asked) == one == other
 
 
-def test_seldom_do_two_seats_make_the_references_of_one_step():
-    """The seats measure in step, and candidates come as a search has them: the first of each step,
+def test_seldom_do_two_slots_make_the_references_of_one_step():
+    """The slots measure in step, and candidates come as a search has them: the first of each step,
     then the second ones.
     """
     together, asked = threading.Barrier(2), ([], [])
 
-    def seat(own):
+    def slot(own):
         def measure(step, candidate, limit_us):
             own.append((step.signature, candidate))
             together.wait(NEVER_S)
@@ -141,27 +141,27 @@ def test_seldom_do_two_seats_make_the_references_of_one_step():
 
         return SimpleNamespace(measure=measure)
 
-    crew = Crew([seat(own) for own in asked])
+    pool = WorkerPool([slot(own) for own in asked])
     steps = [SimpleNamespace(signature=f"step {number}") for number in range(21)]
     for candidate in range(4):
         for step in steps:
-            while crew.is_full:
-                crew.finished()
+            while pool.is_full:
+                pool.finished()
             key = (step.signature, candidate)
-            crew.begin(SimpleNamespace(key=key, step=step, candidate=candidate), 1.0)
-    while not crew.is_idle:
-        crew.finished()
+            pool.start(SimpleNamespace(key=key, step=step, candidate=candidate), 1.0)
+    while not pool.is_idle:
+        pool.finished()
     assert sum(map(len, asked)) == 84
     made = [{step for step, _ in own} for own in asked]
-    # Of 42. Which seat is free first is the threads' luck, so some are made twice.
+    # Of 42. Which slot is free first is the threads' luck, so some are made twice.
     assert sum(map(len, made)) < 1.5 * len(steps)
 
 
 @pytest.mark.parametrize("error", [WorkerDied("it does not start"), UnsupportedDevice("lost")])
-def test_the_others_measure_what_a_lost_seat_was_given(graph, space, store, measurer, error):
+def test_the_others_measure_what_a_lost_slot_was_given(graph, space, store, measurer, error):
     meeting = Meeting(threading.Barrier(2))
-    lost, other = Seated(measurer, meeting, [error]), Seated(measurer, meeting)
-    search = of_crew(graph, space, store, [lost, other])
+    lost, other = InSlot(measurer, meeting, [error]), InSlot(measurer, meeting)
+    search = of_pool(graph, space, store, [lost, other])
     with pytest.warns(UserWarning, match="GPU 0 was lost, the others go on"):
         search.run(Budget(PLENTY), silent)
     assert len(lost.asked) == 1
@@ -169,46 +169,46 @@ def test_the_others_measure_what_a_lost_seat_was_given(graph, space, store, meas
     assert search.complete
 
 
-def test_the_last_lost_seat_ends_the_search(graph, space, store, measurer):
-    crew = [Seated(measurer, errors=[UnsupportedDevice(str(seat))]) for seat in range(2)]
-    search = of_crew(graph, space, store, crew)
+def test_the_last_lost_slot_ends_the_search(graph, space, store, measurer):
+    measurers = [InSlot(measurer, errors=[UnsupportedDevice(str(slot))]) for slot in range(2)]
+    search = of_pool(graph, space, store, measurers)
     with pytest.warns(UserWarning, match="was lost"), pytest.raises(UnsupportedDevice):
         search.run(Budget(PLENTY), silent)
 
 
 def test_a_fault_of_plantune_ends_the_search(graph, space, store, measurer):
     meeting = Meeting(threading.Barrier(2))
-    crew = [Seated(measurer, meeting, [WorkerFailed("a bug")]), Seated(measurer, meeting)]
+    measurers = [InSlot(measurer, meeting, [WorkerFailed("a bug")]), InSlot(measurer, meeting)]
     with pytest.raises(WorkerFailed, match="a bug"):
-        of_crew(graph, space, store, crew).run(Budget(PLENTY), silent)
+        of_pool(graph, space, store, measurers).run(Budget(PLENTY), silent)
 
 
 def test_what_is_measured_when_the_time_is_over_still_counts(graph, space, store, measurer):
     meeting = Meeting(threading.Barrier(2))
-    crew = [Seated(measurer, meeting, [OutOfTime("over")]), Seated(measurer, meeting)]
-    search = of_crew(graph, space, store, crew)
+    measurers = [InSlot(measurer, meeting, [OutOfTime("over")]), InSlot(measurer, meeting)]
+    search = of_pool(graph, space, store, measurers)
     search.run(Budget(PLENTY), silent)
-    assert crew[1].asked[0] in {(s, c) for s, row in store.rows.items() for c in row}
+    assert measurers[1].asked[0] in {(s, c) for s, row in store.rows.items() for c in row}
     assert not search.complete
 
 
 def test_progress_says_what_each_worker_does(graph, space, store, measurer, eventually):
     go = threading.Event()
     waiting = SimpleNamespace(measure=lambda *asked: go.wait(NEVER_S) and measurer.measure(*asked))
-    crew = Crew([waiting, waiting], ["GPU 0", "GPU 1"])
-    search = StepSearch(graph, space, crew, store)
+    pool = WorkerPool([waiting, waiting], ["GPU 0", "GPU 1"])
+    search = StepSearch(graph, space, pool, store)
     first, second = search.candidates[:1] + search.candidates[-1:]
-    crew.begin(first, 1.0)
-    crew.begin(second, 1.0)
-    doing = eventually(lambda: len(crew.doing()) == 2 and crew.doing(), "both are busy")
+    pool.start(first, 1.0)
+    pool.start(second, 1.0)
+    doing = eventually(lambda: len(pool.doing()) == 2 and pool.doing(), "both are busy")
     assert {text.partition(" ")[0] for text in doing} == {"GPU"}
-    told = search.progress(Budget(PLENTY), first)
+    found = search.progress(Budget(PLENTY), first)
     for candidate in (first, second):
-        assert f"{candidate.step.name}: {candidate.candidate.family}" in progress_text(told)
+        assert f"{candidate.step.name}: {candidate.candidate.family}" in progress_text(found)
     go.set()
-    assert crew.finished(NEVER_S) is not None
-    assert crew.finished(NEVER_S) is not None
-    assert crew.is_idle
+    assert pool.finished(NEVER_S) is not None
+    assert pool.finished(NEVER_S) is not None
+    assert pool.is_idle
 
 
 class TestSeats:
@@ -222,39 +222,39 @@ class TestSeats:
 
     def test_all_are_those_of_the_arch(self, here):
         here((9, 0), (8, 0), (9, 0))
-        assert [seat.gpu for seat in seats_of(load_arch("sm90"), None)] == [0, 2]
+        assert [slot.gpu for slot in slots_of(load_arch("sm90"), None)] == [0, 2]
 
     def test_one_of_another_arch_or_none_is_refused(self, here):
         here((9, 0), (8, 0))
         with pytest.raises(UnlikeGpus, match=r"GPU 1 is a .*sm80.* for sm90"):
-            seats_of(load_arch("sm90"), (0, 1))
+            slots_of(load_arch("sm90"), (0, 1))
         with pytest.raises(UnsupportedDevice, match="GPU 7 is not here"):
-            seats_of(load_arch("sm90"), (7,))
+            slots_of(load_arch("sm90"), (7,))
 
     def test_a_worker_sees_its_gpu_alone(self, monkeypatch):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        assert Seat("b", 1).environment == {"CUDA_VISIBLE_DEVICES": "1"}
+        assert Slot("b", 1).environment == {"CUDA_VISIBLE_DEVICES": "1"}
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, GPU-8a")
-        assert Seat("b", 1).environment == {"CUDA_VISIBLE_DEVICES": "GPU-8a"}
+        assert Slot("b", 1).environment == {"CUDA_VISIBLE_DEVICES": "GPU-8a"}
 
     def test_gpus_of_two_kinds_are_refused_with_both_named(self, monkeypatch):
         first = cpu_environment()
         fields = {**vars(first), "gpu": Attrs(sm_count=132)}
         found = [type(first)(**fields), type(first)(**{**fields, "gpu": Attrs(sm_count=114)})]
-        monkeypatch.setattr(seats_module, "environment_of", lambda place: found[place.index])
-        seats = (Seat("GPU 0", 0), Seat("GPU 1", 1))
+        monkeypatch.setattr(slots_module, "environment_of", lambda place: found[place.index])
+        slots = (Slot("GPU 0", 0), Slot("GPU 1", 1))
         with pytest.raises(UnlikeGpus, match=r"GPU 0 .* and GPU 1 .* sm_count is 132 and 114"):
-            environment_on(seats, "sm90")
+            environment_on(slots, "sm90")
         found[1] = found[0]
-        assert environment_on(seats, "sm90") == found[0]
+        assert environment_on(slots, "sm90") == found[0]
 
 
 def test_the_building_process_stands_still_while_any_worker_times():
     from plantune.search.builds import Times
 
-    told = []
-    times = Times(told.append)
+    found = []
+    times = Times(found.append)
     first, second = times.of(SimpleNamespace()), times.of(SimpleNamespace())
     for stage in (first, "time"), (second, "time"), (first, "idle"), (second, "idle"):
         stage[0](stage[1])
-    assert told == [True, True, True, False]
+    assert found == [True, True, True, False]

@@ -2,14 +2,17 @@
 // size with squeeze-and-excite after the second,
 //
 //   m = MidExpression(conv(x, w) * mid_scale + mid_bias, mid_offset),  rounded to T
-//   v = conv(m, w2) * scale + bias,  and so on as in hopper_conv_se.h
+//   v = conv(m, w2) * scale + bias
+//   y = Expression(v * gate, residual, offset)
 //
-// m never leaves shared memory: it is written there with a margin of zeros, as the second
-// convolution reads it, each tap at an offset of its own. Weights of both come through one ring.
+// with the gate of hopper_gate.h. Each convolution is HopperConv's, with its layouts, options and
+// roles. It writes `=`, and what leaves is rounded once. m never leaves shared memory: it is written
+// there with a margin of zeros, as the second convolution reads it, each tap at an offset of its own.
+// Weights of both come through one ring.
 
 #pragma once
 
-#include "cuda/se_resnet9/hopper_conv_se.h"
+#include "cuda/se_resnet9/hopper_gate.h"
 
 namespace plantune {
 
@@ -17,13 +20,13 @@ struct BlockMaps : ConvMaps<1> {
   TensorMap w2;
 };
 
-struct BlockScalars : ConvSeScalars {
+struct BlockScalars : GateScalars {
   Parameter mid_scale, mid_bias, mid_offset;
 };
 
 template <class C>
-class HopperBlock : public HopperConvSe<C> {
-  using Base = HopperConvSe<C>;
+class HopperBlock : public HopperGate<C> {
+  using Base = HopperGate<C>;
   using T = typename C::T;
   using MidExpression = typename C::MidExpression;
   using Base::kChannels;

@@ -2,79 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 from plantune.devices.cuda.structs import fields
 from plantune.errors import IllegalCandidate
-from plantune.graph import Attrs, Step
+from plantune.graph import Step
 from plantune.kernels.cuda.small_matrix import matrix
-from plantune.kernels.hopper.design import Design
-from plantune.kernels.hopper.family import HopperFamily, WarpgroupParts, why_not_reuse
 from plantune.kernels.hopper.launch import Scalars
-from plantune.kernels.hopper.tiles import Box
 from plantune.kernels.legality import READ_OUTSIDE
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, squeeze_excite_of
 from plantune.kernels.weights.constants import Arrangement, Parameter, channel_values
-from plantune.space import Arch
 
 HIDDEN_MAX = 32  # rows of both layers in shared memory
 TILE_NS = (64, 128)  # of 256 channels the sums leave no registers for the layers
 
 
-class SeScalars(Scalars):
-    """plantune::ConvSeScalars."""
+class GateScalars(Scalars):
+    """plantune::GateScalars."""
 
     _fields_ = fields("weight1 weight2 bias1:one bias2:one", one=Parameter)
 
 
-@dataclass(frozen=True)
-class SeParts(WarpgroupParts):
-    """A convolution, and the layers between it and the rest of its epilogue."""
-
-    layers: SqueezeExcite
-
-
-S = TypeVar("S", bound=SeParts)
-
-
-class SeFamily(HopperFamily[S]):
-    """A family whose blocks have all channels of whole images, for the layers after them."""
-
-    def extra(self, parts: S, images: int) -> tuple[tuple[int, int], ...]:
-        """Parts of shared memory beside the layers, as `Design` has them."""
-        return ()
-
-    def why_not_config(self, parts: S, config: Attrs, arch: Arch) -> str | None:
-        shape, tile_m = parts.shape, int(config["tile_m"])
-        if tile_m % (shape.p * shape.q):
-            return f"{tile_m} pixels are not whole images of {shape.p}x{shape.q}"
-        return super().why_not_config(parts, config, arch)
-
-    def design(self, parts: S, config: Attrs) -> Design:
-        shape, tile_m = parts.shape, int(config["tile_m"])
-        images = max(1, tile_m // (shape.p * shape.q))
-        layers = (16, layers_bytes(tile_m, images, shape.o, parts.layers))
-        axes: dict[str, Any] = dict(config)
-        return Design(
-            shape,
-            Box(shape.q, shape.p, images),
-            **axes,
-            tile_n=shape.o,
-            split_k=1,
-            reuse=why_not_reuse(shape, tile_m) is None,
-            outputs=1 if parts.epilogue.unshifted is None else 2,
-            extra=(layers, *self.extra(parts, images)),
-        )
-
-
-def layer_constants(parts: SeParts) -> dict[str, tuple[str | None, Arrangement]]:
-    """Both layers by rows, and their biases, by the words of SeScalars."""
-    types = parts.step.types
+def layer_constants(step: Step, layers: SqueezeExcite) -> dict[str, tuple[str | None, Arrangement]]:
+    """Both layers by rows, and their biases, by the words of GateScalars."""
     found: dict[str, tuple[str | None, Arrangement]] = {}
-    for number, layer in (("1", parts.layers.squeeze), ("2", parts.layers.excite)):
-        type_ = types[layer.weight]
+    for number, layer in (("1", layers.squeeze), ("2", layers.excite)):
+        type_ = step.types[layer.weight]
         found[f"weight{number}"] = (layer.weight, matrix(layer, type_))
         found[f"bias{number}"] = (layer.bias, channel_values(type_, layer.width))
     return found

@@ -136,9 +136,6 @@ CUDA = {
     "pointwise": lambda b: b(NAME, b("mul", b.x(3, 5, 8, 8), b.x(3, 5, 8, 8))),
     "pointwise backwards": lambda b: b(f"{NAME}_grad", b.x(30, 8), b.x(30, 8)),
     "se_tail": lambda b: squeezed(b, b.x(2, 64, 8, 8), "residual", NAME, "offset"),
-    "hopper_conv_se": lambda b: squeezed(
-        b, b.conv(b.x(2, 64, 8, 8), b.w(64, 64, 3, 3), padding=(1, 1)), "residual", NAME
-    ),
     "hopper_block": block,
 }
 

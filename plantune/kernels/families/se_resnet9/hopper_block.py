@@ -4,30 +4,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, refuse
 from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper import squeeze
+from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.launch import Launch
-from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, SWIZZLE_BYTES, ConvShape, conv_shape
+from plantune.kernels.hopper.tiles import (
+    CHUNK,
+    ROW_BYTES,
+    SWIZZLE_BYTES,
+    Box,
+    ConvShape,
+    conv_shape,
+)
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.patterns.expression import expression
+from plantune.kernels.patterns.squeeze_excite import SqueezeExcite
 from plantune.kernels.weights.constants import Constants, Parameter
 
 INCLUDE = '#include "cuda/se_resnet9/hopper_block.h"\n'
 
 
-class BlockScalars(squeeze.SeScalars):
+class BlockScalars(squeeze.GateScalars):
     """plantune::BlockScalars."""
 
     _fields_ = tuple((name, Parameter) for name in ("mid_scale", "mid_bias", "mid_offset"))
 
 
 @dataclass(frozen=True)
-class BlockParts(squeeze.SeParts):
-    """Both convolutions with what follows each. `epilogue` reads and leaves what the block does."""
+class BlockParts(hopper.WarpgroupParts):
+    """Both convolutions with what follows each, and the layers after the second. `epilogue` reads
+    and leaves what the block does.
+    """
 
+    layers: SqueezeExcite
     first: ConvEpilogue
     second: ConvEpilogue
 
@@ -36,7 +48,7 @@ class BlockParts(squeeze.SeParts):
         return conv_shape(self.step, self.second)
 
 
-class HopperBlock(squeeze.SeFamily[BlockParts]):
+class HopperBlock(hopper.HopperFamily[BlockParts]):
     """Config: `tile_m` pixels of whole images and `stages` of weights in flight; at most
     `blocks_per_sm` share an SM.
     """
@@ -66,9 +78,28 @@ class HopperBlock(squeeze.SeFamily[BlockParts]):
         refuse(hopper.not_a_warpgroups(step, parts.second))
         return parts
 
-    def extra(self, parts: BlockParts, images: int) -> tuple[tuple[int, int], ...]:
-        middle = _middle_bytes(parts.second_shape, images)
-        return (SWIZZLE_BYTES, middle), (4, 2 * 4 * parts.shape.o)
+    def why_not_config(self, parts: BlockParts, config: Attrs, arch: Arch) -> str | None:
+        shape, tile_m = parts.shape, int(config["tile_m"])
+        if tile_m % (shape.p * shape.q):
+            return f"{tile_m} pixels are not whole images of {shape.p}x{shape.q}"
+        return super().why_not_config(parts, config, arch)
+
+    def design(self, parts: BlockParts, config: Attrs) -> Design:
+        shape, tile_m = parts.shape, int(config["tile_m"])
+        images = max(1, tile_m // (shape.p * shape.q))
+        layers = (16, squeeze.layers_bytes(tile_m, images, shape.o, parts.layers))
+        middle = (SWIZZLE_BYTES, _middle_bytes(parts.second_shape, images))
+        axes: dict[str, Any] = dict(config)
+        return Design(
+            shape,
+            Box(shape.q, shape.p, images),
+            **axes,
+            tile_n=shape.o,
+            split_k=1,
+            reuse=hopper.why_not_reuse(shape, tile_m) is None,
+            outputs=1 if parts.epilogue.unshifted is None else 2,
+            extra=(layers, middle, (4, 2 * 4 * shape.o)),
+        )
 
     def source(self, parts: BlockParts, config: Attrs, arch: Arch) -> str:
         design, second = self.design(parts, config), parts.second_shape
@@ -89,7 +120,7 @@ class HopperBlock(squeeze.SeFamily[BlockParts]):
         read = {
             **hopper.filter_and_scalars(parts.step, parts.first, prefix="mid_"),
             **hopper.filter_and_scalars(parts.step, parts.second, "w2"),
-            **squeeze.layer_constants(parts),
+            **squeeze.layer_constants(parts.step, parts.layers),
         }
         constants = Constants(frame, read)
         return Launch(parts, self.design(parts, config), frame, constants, BlockScalars).bound()

@@ -1,12 +1,10 @@
-// Convolution with squeeze-and-excite after it, of images that a block has whole:
+// Squeeze-and-excite of a convolution's sums, of images that a block of threads has whole:
 //
-//   v = conv(x, w) * scale + bias        gate = sigmoid(W2 relu(W1 mean(v) + b1) + b2)
-//   y = Expression(v * gate, residual, offset)
+//   gate = sigmoid(W2 relu(W1 mean(v) + b1) + b2),  and v becomes v * gate
 //
-// The convolution is HopperConv's, with its layouts, options and roles; v stays in registers. W1 is
-// (hidden, C) and W2 (C, hidden), both of T and aligned to 16 bytes; kHidden is a multiple of 4 that
-// holds the hidden channels. It writes `=`, all arithmetic is float, what leaves is rounded once, and
-// sums have a fixed order.
+// v stays in registers. W1 is (hidden, C) and W2 (C, hidden), both of T and aligned to 16 bytes;
+// kHidden is a multiple of 4 that holds the hidden channels. All arithmetic is float, and sums have
+// a fixed order.
 
 #pragma once
 
@@ -14,13 +12,13 @@
 
 namespace plantune {
 
-struct ConvSeScalars : ConvScalars {
+struct GateScalars : ConvScalars {
   const void *weight1, *weight2;
   Parameter bias1, bias2;
 };
 
 template <class C>
-class HopperConvSe : public HopperConv<C> {
+class HopperGate : public HopperConv<C> {
   using Base = HopperConv<C>;
   using T = typename C::T;
 
@@ -51,32 +49,12 @@ class HopperConvSe : public HopperConv<C> {
   static_assert(kHidden % 4 == 0, "rows of the layers are whole vectors of floats");
 
  public:
-  static constexpr int kSharedBytes = Base::shared_bytes(kEnd);
-
-  static __device__ __forceinline__ void run(const ConvMaps<1>& maps,
-                                             const ConvSeScalars& scalars) {
-    Base::template run_as<HopperConvSe>(maps, scalars);
-  }
-
-  __device__ __forceinline__ HopperConvSe(const ConvMaps<1>& maps, const ConvSeScalars& scalars,
-                                          uint32_t base)
+  __device__ __forceinline__ HopperGate(const ConvMaps<1>& maps, const GateScalars& scalars,
+                                        uint32_t base)
       : Base(maps, scalars, base), layers_(scalars) {}
 
-  __device__ __forceinline__ void consume() const {
-    load_layers();
-    this->load_scales();
-    const float offset =
-        Base::Expression::kOffset ? load_parameter<T>(this->scalars_.offset, 0) : 0.f;
-    float sums[kChannels / 2];
-    this->multiply(sums);
-    this->scale_sums(sums);
-    gate(sums);
-    this->finish(sums, offset);
-    this->store_tile();
-  }
-
  protected:
-  const ConvSeScalars& layers_;
+  const GateScalars& layers_;
 
   __device__ __forceinline__ Shared& shared() const {
     extern __shared__ uint8_t memory[];

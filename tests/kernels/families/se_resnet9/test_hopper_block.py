@@ -1,4 +1,4 @@
-"""Convolutions with squeeze-and-excite, alone and as whole residual blocks, in one kernel."""
+"""Residual blocks of two convolutions and squeeze-and-excite, in one kernel."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from plantune.graph.layouts import view_bytes
 from plantune.graph.partition import alternatives
 from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
-from plantune.kernels.families.se_resnet9 import hopper_block, hopper_conv_se
+from plantune.kernels.families.se_resnet9.hopper_block import FAMILY
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.hopper import launch as hopper_launch
 from plantune.kernels.hopper.family import filter_and_scalars
-from plantune.kernels.hopper.squeeze import SeScalars, layer_constants
+from plantune.kernels.hopper.squeeze import GateScalars, layer_constants
 from plantune.kernels.registry import estimate_us, why_not
 from plantune.kernels.weights.constants import Constants
 from plantune.models.se_resnet9 import SEResNet9Fixup
@@ -30,7 +30,6 @@ from plantune.space.search_space import load_search_space
 
 ARCH = load_arch("sm90")
 SPACE = load_search_space("sm90")
-FAMILIES = {family.name: family for family in (hopper_conv_se.FAMILY, hopper_block.FAMILY)}
 SAME = {"padding": (1, 1)}
 
 
@@ -76,80 +75,70 @@ def block(n=2, c=64, size=16, o=64, stride=1, hidden=4, kernel=3, **parts):
     return emit
 
 
+def two_convolutions(b):
+    y = b.conv(b.x(2, 64, 8, 8), b.w(64, 64, 3, 3), **SAME)
+    return b.conv(y, b.w(64, 64, 3, 3), **SAME)
+
+
 def config(tile_m, stages=4, blocks_per_sm=1):
     return Attrs(tile_m=tile_m, stages=stages, blocks_per_sm=blocks_per_sm)
 
 
-def refusal(step, family, chosen):
-    return why_not(step, Candidate(family, chosen), SPACE)
+def refusal(step, chosen):
+    return why_not(step, Candidate("hopper_block", chosen), SPACE)
 
 
-@pytest.mark.parametrize(("family", "fusion"), [
-    ("hopper_conv_se", "conv_se_tail"), ("hopper_block", "residual_block")
-])  # fmt: skip
-def test_the_network_offers_steps(family, fusion):
+def test_the_network_offers_steps():
     """Of its four blocks two have images of 8x8 pixels or more."""
     type_ = TensorType((128, 3, 64, 64), "float16")
     graph = extract(SEResNet9Fixup().half().eval(), type_)
     fitting = [
         step
-        for step in alternatives(graph, fusions_named(fusion))
-        if FAMILIES[family].why_not_step(step) is None
+        for step in alternatives(graph, fusions_named("residual_block"))
+        if FAMILY.why_not_step(step) is None
     ]
     assert {step.types[step.nodes[0].name].shape[1] for step in fitting} == {64, 128}
     for step in fitting:
         assert any(
-            FAMILIES[family].why_not_config(FAMILIES[family].parts(step), c, ARCH) is None
-            for c in FAMILIES[family].configs(SPACE)
+            FAMILY.why_not_config(FAMILY.parts(step), c, ARCH) is None
+            for c in FAMILY.configs(SPACE)
         )
 
 
 REFUSED = [
-    ("hopper_conv_se", lambda b: b.conv(b.x(2, 64, 8, 8), b.w(64, 64, 3, 3), **SAME),
-     "no squeeze-and-excite"),
-    ("hopper_conv_se", conv(c=32), "64 or 128, got 32"),
-    ("hopper_conv_se", conv(size=4), "8x8 pixels of one image, got 4x4"),
-    ("hopper_conv_se", conv(hidden=40), "up to 32 hidden channels"),
-    ("hopper_conv_se", conv(leak=True), "read outside"),
-    ("hopper_conv_se", block(), "no place in the epilogue"),
-    ("hopper_block", conv(), "two convolutions"),
-    ("hopper_block", block(o=32), "64 or 128, got 32"),
-    ("hopper_block", block(size=32, stride=2), "images of 8 columns"),
-    ("hopper_block", block(kernel=2), "with an odd kernel"),
-    ("hopper_block", block(leak=True), "read outside"),
-]  # fmt: skip
+    (two_convolutions, "no squeeze-and-excite"),
+    (conv(), "two convolutions"),
+    (block(o=32), "64 or 128, got 32"),
+    (block(size=4), "8x8 pixels, got 4x4"),
+    (block(hidden=40), "up to 32 hidden channels"),
+    (block(size=32, stride=2), "images of 8 columns"),
+    (block(kernel=2), "with an odd kernel"),
+    (block(leak=True), "read outside"),
+]
 
 
-@pytest.mark.parametrize(("family", "emit", "reason"), REFUSED)
-def test_it_says_which_steps_it_does_not_run(step_of, family, emit, reason):
-    assert reason in FAMILIES[family].why_not_step(step_of(emit, "float16"))
+@pytest.mark.parametrize(("emit", "reason"), REFUSED)
+def test_it_says_which_steps_it_does_not_run(step_of, emit, reason):
+    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
 
 
 def test_other_dtypes_are_refused(step_of):
-    for family, emit in (("hopper_conv_se", conv()), ("hopper_block", block())):
-        assert "got float32" in FAMILIES[family].why_not_step(step_of(emit, "float32"))
+    assert "got float32" in FAMILY.why_not_step(step_of(block(), "float32"))
 
 
 def test_tiles_are_whole_images(step_of):
-    for family, emit in (("hopper_conv_se", conv()), ("hopper_block", block())):
-        step = step_of(emit, "float16")
-        assert "not whole images of 16x16" in refusal(step, family, config(64))
-        assert refusal(step, family, config(256)) is None
+    step = step_of(block(), "float16")
+    assert "not whole images of 16x16" in refusal(step, config(64))
+    assert refusal(step, config(256)) is None
 
 
 CASES = {
-    "conv 64": ("hopper_conv_se", conv(3), config(256)),
-    "conv 128": ("hopper_conv_se", conv(3, 128, 8, 8), config(64, 6)),
-    "conv, images in pairs": ("hopper_conv_se", conv(5, 64, 8, 10), config(128)),
-    "conv, little after it": (
-        "hopper_conv_se",
-        conv(3, 64, 8, residual=False, relu=False, offset=False),
-        config(64),
-    ),
-    "block 64": ("hopper_block", block(3), config(256)),
-    "block 128, stride 2": ("hopper_block", block(3, 64, 16, 128, 2, 8), config(64)),
-    "block, images in pairs": ("hopper_block", block(5, 40, 8, 64), config(128, 3)),
-    "block, 5x5 second": ("hopper_block", block(2, 64, 8, kernel=5, offset=False), config(64)),
+    "64 channels": (block(3), config(256)),
+    "128 channels, stride 2": (block(3, 64, 16, 128, 2, 8), config(64)),
+    "images in pairs": (block(5, 40, 8, 64), config(128, 3)),
+    "ten hidden channels": (block(5, 64, 8, hidden=10), config(128)),
+    "5x5 second": (block(2, 64, 8, kernel=5, offset=False), config(64)),
+    "little after it": (block(3, 64, 8, residual=False, relu=False, offset=False), config(64, 6)),
 }
 
 
@@ -159,20 +148,20 @@ CASES = {
 )
 def test_it_builds_without_spilling(step_of, build_within_limits, name, dtype):
     """The kernel asserts its threads and shared memory against the plan's."""
-    family, emit, chosen = CASES[name]
+    emit, chosen = CASES[name]
     step = step_of(emit, dtype)
-    assert refusal(step, family, chosen) is None
-    usage = build_within_limits(FAMILIES[family], step, chosen, ARCH)
+    assert refusal(step, chosen) is None
+    usage = build_within_limits(FAMILY, step, chosen, ARCH)
     assert usage["run"].shared_bytes == 0
-    assert 2 < estimate_us(step, Candidate(family, chosen)) < 100
+    assert 2 < estimate_us(step, Candidate("hopper_block", chosen)) < 100
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_right(step_of, assert_right, name, dtype):
-    family, emit, chosen = CASES[name]
-    assert_right(step_of(emit, dtype), Candidate(family, chosen), SPACE)
+    emit, chosen = CASES[name]
+    assert_right(step_of(emit, dtype), Candidate("hopper_block", chosen), SPACE)
 
 
 def matrix_at(address, shape):
@@ -193,20 +182,20 @@ def numbers_at(parameter, count):
 @pytest.mark.parametrize("hidden", [4, 10])
 def test_the_layers_are_those_of_the_network(step_of, hidden, turned):
     """Both by rows, in place if they lie so, and their biases."""
-    step = step_of(conv(n=1, hidden=hidden), "float16")
+    step = step_of(block(n=1, hidden=hidden), "float16")
     random = torch.Generator().manual_seed(0)
     values = {name: torch.randn(t.shape, generator=random).half() for name, t in step.inputs}
-    parts = hopper_conv_se.FAMILY.parts(step)
-    epilogue, layers = parts.epilogue, parts.layers
+    parts = FAMILY.parts(step)
+    epilogue, layers = parts.second, parts.layers
     if turned:
         for layer in (layers.squeeze, layers.excite):
             values[layer.weight] = values[layer.weight].t().contiguous().t()
-    read = filter_and_scalars(step, epilogue) | layer_constants(parts)
+    read = filter_and_scalars(step, epilogue) | layer_constants(step, layers)
     constants = Constants(Frame(values), read)
     for constant in constants.all:
         if not constant.is_in_place():
             constant.fill()
-    scalars = constants.into(SeScalars, {})
+    scalars = constants.into(GateScalars, {})
     w1, b1, w2, b2 = (values[name] for name in (
         layers.squeeze.weight, layers.squeeze.bias, layers.excite.weight, layers.excite.bias
     ))  # fmt: skip
@@ -245,7 +234,7 @@ def test_a_block_is_launched_with_maps_of_all_it_copies(step_of, monkeypatch, sh
     monkeypatch.setattr("plantune.kernels.cuda.launcher.Kernel", Recorder)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda stream: stream)
-    family, chosen = hopper_block.FAMILY, config(64)
+    chosen = config(64)
     step = step_of(block(3, 64, 16, 128, 2, 8), "float16")
     values = {}
     for name, type_ in (*step.inputs, *step.outputs):
@@ -254,15 +243,15 @@ def test_a_block_is_launched_with_maps_of_all_it_copies(step_of, monkeypatch, sh
         start = -memory.data_ptr() % 256 + (shift if name == "x0" else 0)
         values[name] = view_bytes(memory, start, type_, layout)
     workspace = torch.zeros(
-        family.workspace_bytes(family.parts(step), chosen) + 256, dtype=torch.uint8
+        FAMILY.workspace_bytes(FAMILY.parts(step), chosen) + 256, dtype=torch.uint8
     )
     aligned = workspace[-workspace.data_ptr() % 256 :]
-    binding = family.bind(family.parts(step), chosen, Frame(values, aligned, built=object()))
+    binding = FAMILY.bind(FAMILY.parts(step), chosen, Frame(values, aligned, built=object()))
     binding.launch(0)
     (((maps, scalars), options),) = Recorder.launches
     assert (type(maps).__name__, type(scalars).__name__) == ("BlockMaps", "BlockScalars")
     assert options["grid"] == (3, 1, 1)
-    assert options["block"] == family.threads(family.parts(step), chosen)
+    assert options["block"] == FAMILY.threads(FAMILY.parts(step), chosen)
     assert options["programmatic"] is (shift == 0)
     boxes = {sizes: (address, box) for address, sizes, box in encoded}
     x_address, x_box = boxes[64, 16, 16, 3]

@@ -12,6 +12,7 @@ import click
 from plantune.base.canonical import Attrs
 from plantune.cli.lookup import Chosen, database, environment_here
 from plantune.plans.rivals import COMPILED, Rivals
+from plantune.plans.written_words import MEASURED
 
 if TYPE_CHECKING:
     from plantune.measure.racing.race import Race
@@ -80,7 +81,7 @@ def _judged(chosen: Chosen, race: Race, log: MachineLog) -> Plan:
     from plantune.search.judgement import judged_alone, plain_graph
     from plantune.space.search_space import load_search_space
 
-    plan, workload = replace(chosen.plan, origin="measured"), chosen.workload
+    plan, workload = replace(chosen.plan, origin=MEASURED), chosen.workload
     kept = [OF_KERNELS]
     if chosen.match == "exact":
         kept.append(OF_SEARCH)

@@ -15,6 +15,7 @@ from plantune.cli.options import bundled, common_options, example, plan_options
 from plantune.plans.rivals import Rivals
 from plantune.plans.standing import Standing
 from plantune.plans.workload import Workload
+from plantune.plans.written_words import PREDICTED
 from plantune.report.tables import counted, percent
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def explain_command(
         {
             "plan_id": chosen.id,
             "match": chosen.match,
-            "origin": chosen.plan.origin,
+            "origin": chosen.plan.written_origin,
             "runner": chosen.plan.runner,
             "branches": chosen.plan.branches,
             "evidence": dict(chosen.plan.evidence),
@@ -140,7 +141,7 @@ def _show(
     total_us = sum(story.about_us for story in stories)
     _show_plan(console, chosen, packing)
     console.say(_what_follows(shown, stories, total_us))
-    predicted = chosen.plan.origin == "predicted"
+    predicted = chosen.plan.origin == PREDICTED
     if not predicted and any(story.chosen_us is None for story in shown):
         console.say(_why_estimates(stories))
     console.say(summary_table(shown, total_us, console.width))
@@ -167,7 +168,7 @@ def _show_plan(console: Console, chosen: Chosen, packing: Packing | None) -> Non
     plan = chosen.plan
     predicted = f"PREDICTED for {plan.problem.arch}: nothing was measured for this plan"
     standing = Standing.of(plan.runner, plan.evidence)
-    why = predicted if plan.origin == "predicted" else None
+    why = predicted if plan.origin == PREDICTED else None
     console.say(bold(standing.headline(why)))
     for text in (*standing.details(), f"{chosen.label}: {chosen.workload}"):
         console.say(text)

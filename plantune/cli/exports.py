@@ -80,7 +80,7 @@ def summary_of(plan: Plan) -> dict[str, Any]:
     return {
         "call": None,
         **plan.problem.to_json(),
-        "origin": plan.origin,
+        "origin": plan.written_origin,
         "steps": len(plan.choices),
         "evidence": dict(plan.evidence),
     }

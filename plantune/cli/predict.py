@@ -153,7 +153,7 @@ def _document(
     return {
         "workload": workload.to_json(),
         "environment": environment.to_json(),
-        "origin": plan.origin,
+        "origin": plan.written_origin,
         "plan_id": keeping.plan_id,
         "database": str(keeping.path) if kept else None,
         "evidence": dict(plan.evidence),

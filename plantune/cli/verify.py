@@ -15,6 +15,7 @@ from plantune.cli.lookup import Chosen, database, environment_here, plan_to_run,
 from plantune.cli.options import budget_option, common_options, example, plan_options
 from plantune.errors import WrongResult
 from plantune.plans.workload import Workload
+from plantune.plans.written_words import MEASURED, PREDICTED
 from plantune.report.bench_text import details, headline
 from plantune.report.progress import StatusLine, waiting
 from plantune.report.tables import config_text, counted, us_text
@@ -89,11 +90,11 @@ def _measured(place: Path | None, chosen: Chosen, race: Race) -> int | None:
     from plantune.search.judgement import judged_alone
 
     here = environment_here(chosen.workload.arch)
-    if chosen.id is not None and chosen.match == "exact" and chosen.plan.origin != "predicted":
+    if chosen.id is not None and chosen.match == "exact" and chosen.plan.origin != PREDICTED:
         remember_proof(chosen.plan, here)
         return None
     choices = tuple(replace(choice, times=None) for choice in chosen.plan.choices)
-    plan = judged_alone(replace(chosen.plan, origin="measured", choices=choices), race)
+    plan = judged_alone(replace(chosen.plan, origin=MEASURED, choices=choices), race)
     with database(place, read_only=False) as opened:
         id = opened.put_plan(plan, here)
     remember_proof(plan, here)
@@ -101,7 +102,7 @@ def _measured(place: Path | None, chosen: Chosen, race: Race) -> int | None:
 
 
 def _before(chosen: Chosen) -> str:
-    if chosen.plan.origin == "predicted":
+    if chosen.plan.origin == PREDICTED:
         return "predicted"
     return "made elsewhere" if chosen.match != "exact" else "in another file"
 

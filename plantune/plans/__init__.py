@@ -4,6 +4,7 @@
 - `plan` is the partition with a candidate for each step, and the evidence; `step_times` and
   `rivals` read parts of that evidence; `verdict` decides what a race showed, and `standing` says
   it.
+- `written_words` has what files and databases say for the words of the code.
 - `guess` makes plans from estimates, where nothing was measured.
 - `database` keeps plans, trials and leases.
 """

@@ -27,6 +27,7 @@ from plantune.kernels.torch_ops import viewed
 from plantune.kernels.weights.pitch import cuts_channels
 from plantune.plans.plan import Choice, Plan
 from plantune.plans.problem import Problem
+from plantune.plans.written_words import FRAMEWORK, GUESS, HAND, OF_FRAMEWORK
 from plantune.space.search_space import SearchSpace
 
 
@@ -149,7 +150,7 @@ def compose(
     network: str,
     fusions: Sequence[Fusion] = (),
     preferences: Sequence[Preference] = (),
-    origin: str = "hand",
+    origin: str = HAND,
 ) -> Plan:
     """The plan that fuses greedily and takes each step's first legal preferred candidate.
 
@@ -215,7 +216,7 @@ def default_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan:
     convolves = any(node.op == "conv2d" for node in graph.nodes)
     preferences = CHANNELS_LAST if space.arch.kind == "cuda" and convolves else FALLBACK
     return compose(
-        graph, space, network=network, fusions=(PAIRS,), preferences=preferences, origin="default"
+        graph, space, network=network, fusions=(PAIRS,), preferences=preferences, origin=FRAMEWORK
     )
 
 
@@ -278,9 +279,9 @@ def guessed_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan | No
 def _guessed(graph: Graph, space: SearchSpace, network: str) -> Plan | None:
     trains = graph.backward_from is not None
     by_hand = hand_plan(graph, space, network=network)
-    plan = replace(by_hand, origin="default", branches=trains)
-    ours = {choice.candidate.family for choice in plan.choices} - {"framework", "view"}
-    return plan if ours else None
+    plan = replace(by_hand, origin=GUESS, branches=trains)
+    families = {choice.candidate.family for choice in plan.choices}
+    return None if families <= OF_FRAMEWORK else plan
 
 
 # A guess takes seconds for a deep network, which a process may build several times.

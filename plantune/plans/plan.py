@@ -16,6 +16,7 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not
 from plantune.plans.problem import PROBLEM_FIELDS, Problem
 from plantune.plans.step_times import StepTimes
+from plantune.plans.written_words import FRAMEWORK, GUESS, WRITTEN_ORIGINS, origin_of
 from plantune.space.search_space import SearchSpace
 
 # A plan is written in the first format that can say it: earlier releases read what they can run.
@@ -34,7 +35,6 @@ LIVE_RUNNERS = (
 )
 # For modules whose weights stay until `refresh()`.
 FROZEN_RUNNERS = (*LIVE_RUNNERS, "torchscript", "torchscript-channels-last")
-ORIGINS = ("default", "hand", "measured", "predicted")
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,15 @@ class Choice:
 class Plan:
     """The choices for a problem.
 
-    `origin` says where the choices come from; `evidence` holds what was measured for them. Where
-    one of the framework's ways was faster as a whole, `runner` names it and the choices are what
-    lost; `frozen_runner` is the same for frozen weights, where that differs. With `branches`, steps
-    that nothing waits for at once run beside others on a GPU.
+    `origin` says where the choices come from, in the words of `written_words`; `evidence` holds
+    what was measured for them. Where one of the framework's ways was faster as a whole, `runner`
+    names it and the choices are what lost; `frozen_runner` is the same for frozen weights, where
+    that differs. With `branches`, steps that nothing waits for at once run beside others on a GPU.
     """
 
     problem: Problem
     choices: tuple[Choice, ...]
-    origin: str = "default"
+    origin: str = FRAMEWORK
     evidence: Attrs = field(default_factory=Attrs)
     runner: str = PROGRAM
     branches: bool = False
@@ -73,6 +73,16 @@ class Plan:
     @property
     def digest(self) -> str:
         return digest(self.to_json())
+
+    @property
+    def written_origin(self) -> str:
+        """The origin as files, databases and JSON have it."""
+        return WRITTEN_ORIGINS[self.origin]
+
+    @property
+    def is_unsearched(self) -> bool:
+        """Whether nothing was measured or picked for it: calls run it until a search was made."""
+        return self.origin in (FRAMEWORK, GUESS)
 
     def run_by(self, *, frozen: bool) -> str:
         """Who runs the network: the program, or a way of the framework's that was faster."""
@@ -86,7 +96,7 @@ class Plan:
             "format": _format_of(data, choices),
             **data,
             "choices": choices,
-            "origin": self.origin,
+            "origin": self.written_origin,
             "runner": self.runner,
             "evidence": dict(self.evidence),
         }
@@ -147,7 +157,7 @@ def plan_from_json(data: Any) -> Plan:
     return Plan(
         problem,
         choices,
-        origin=fields["origin"],
+        origin=origin_of(fields["origin"], (choice.candidate.family for choice in choices)),
         evidence=_attrs(fields["evidence"], "evidence"),
         runner=fields["runner"],
         branches=branches,
@@ -176,7 +186,7 @@ ADDED_FIELDS: dict[str, type] = {
     "order": list,
 }
 KNOWN_VALUES: dict[str, tuple[str, ...]] = {
-    "origin": ORIGINS,
+    "origin": tuple(dict.fromkeys(WRITTEN_ORIGINS.values())),
     "runner": LIVE_RUNNERS,
     "frozen_runner": FROZEN_RUNNERS,
 }

@@ -34,8 +34,8 @@ def difference(first: StoredPlan, second: StoredPlan) -> dict[str, Any]:
 
 
 def _header(plan: Plan) -> dict[str, Any]:
-    of_plan = {name: getattr(plan, name) for name in ("origin", "runner", "branches")}
-    return {**plan.problem.key.to_json(), **of_plan}
+    of_plan = {"runner": plan.runner, "branches": plan.branches}
+    return {**plan.problem.key.to_json(), "origin": plan.written_origin, **of_plan}
 
 
 def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

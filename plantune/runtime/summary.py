@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from plantune.graph.graph import Graph
 from plantune.graph.ops import OPS
+from plantune.plans import written_words
 from plantune.plans.plan import PROGRAM, Plan
 from plantune.plans.standing import Standing
 from plantune.runtime.calls.planned import Planned
@@ -100,7 +101,7 @@ def headline_of(plan: Plan, runs: Runs) -> str:
     """What runs the plan's call and how fast, in one sentence."""
     if runs.runner != plan.runner:  # by what calls have shown since, or with frozen weights
         return Standing(runs.runner).headline(runs.reason)
-    if plan.origin == "predicted":
+    if plan.origin == written_words.PREDICTED:
         return Standing(runs.runner).headline(PREDICTED)
     why = NOT_RACED if runs.runner == PROGRAM else NO_RACE
     return Standing.of(plan.runner, plan.evidence).headline(why)

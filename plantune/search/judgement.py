@@ -17,6 +17,7 @@ from plantune.plans.guess import default_plan
 from plantune.plans.plan import EAGER, FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM, Plan
 from plantune.plans.standing import CAPTURED, EAGER_RATIO, UNBEATEN, UNBEATEN_RATIO, ratio_evidence
 from plantune.plans.verdict import FASTER, SLOWER, Interval
+from plantune.plans.written_words import MEASURED
 from plantune.search.results import StepsSum
 from plantune.space import SearchSpace
 
@@ -131,7 +132,7 @@ def plain_graph(graph: Graph, space: SearchSpace, *, network: str) -> Plan | Non
     """The framework's own kernels as one captured graph, measured in a race; None on a CPU."""
     if space.arch.kind != "cuda":
         return None
-    return replace(default_plan(graph, space, network=network), origin="measured")
+    return replace(default_plan(graph, space, network=network), origin=MEASURED)
 
 
 def judged_alone(plan: Plan, race: Race, plain: Plan | None = None) -> Plan:

@@ -20,6 +20,7 @@ from plantune.plans.database.stored import find_stored_plan, plans_of_team, stor
 from plantune.plans.guess import default_plan, guessed_plan
 from plantune.plans.plan import EAGER, Choice, Plan, check_plan, is_for, named_as
 from plantune.plans.problem import Problem
+from plantune.plans.written_words import MEASURED, PREDICTED
 from plantune.search.candidates import FRAMEWORK, VIEW
 from plantune.search.ranking import distinct, fallback
 from plantune.space import SearchSpace
@@ -59,7 +60,7 @@ def incumbent(
 ) -> Plan | None:
     """The plan in this database that calls here use now; only a better one replaces it."""
     found = database.find_plan(problem, environment)
-    if found is None or found.match == "foreign" or found.plan.origin == "predicted":
+    if found is None or found.match == "foreign" or found.plan.origin == PREDICTED:
         return None
     return named_as(found.plan, graph)
 
@@ -85,7 +86,7 @@ def fitted(plan: Plan, graph: Graph, space: SearchSpace) -> Plan | None:
     if all(choice.candidate.family in (FRAMEWORK, VIEW) for choice in choices):
         return None
     plain = default_plan(graph, space, network=plan.problem.network)
-    made = replace(plain, choices=tuple(choices), origin="measured", branches=plan.branches)
+    made = replace(plain, choices=tuple(choices), origin=MEASURED, branches=plan.branches)
     with suppress(PlantuneError):
         check_plan(made, graph, space)
         return made
@@ -112,7 +113,7 @@ def _rows(space: SearchSpace, database: PlanDatabase, *, shipped: bool) -> Itera
 def _is_alike(row: StoredPlan, problem: Problem) -> bool:
     other = row.plan.problem
     named = ("network", "arch", "mode", "dtype")
-    return row.plan.origin in ("measured", "predicted") and (
+    return row.plan.origin in (MEASURED, PREDICTED) and (
         other.graph in (problem.graph, problem.earlier)
         or all(getattr(other, name) == getattr(problem, name) for name in named)
     )
@@ -126,7 +127,7 @@ def _distance(
         abs(math.log(row.plan.problem.batch / problem.batch)),
         row.environment.device_digest != environment.device_digest,
         row.status != COMPLETE,
-        row.plan.origin == "predicted",
+        row.plan.origin == PREDICTED,
     )
 
 

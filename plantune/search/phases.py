@@ -27,6 +27,7 @@ from plantune.measure.timing import LEAST_SAMPLES, Effort, Timing
 from plantune.measure.worker.client import Worker
 from plantune.plans.plan import Plan
 from plantune.plans.problem import Problem
+from plantune.plans.written_words import MEASURED
 from plantune.search import ranking
 from plantune.search.budget import Budget
 from plantune.search.elsewhere import (
@@ -219,7 +220,7 @@ def _ranked(
     winner = ranking.kept(before, plans, timings, winner)
     timed = sorted((t.median_us, i) for i, t in enumerate(timings) if isinstance(t, Timing))
     order = (winner, *(i for _, i in timed if i != winner))
-    ranked = [replace(plans[i], origin="measured") for i in order]
+    ranked = [replace(plans[i], origin=MEASURED) for i in order]
     run.steps.whole_us = timed[0][0]
     return [_improved(run, ranked[0], timed[0][0]), *ranked]
 

@@ -28,6 +28,7 @@ from plantune.kernels.registry import family_named
 from plantune.measure.limits import REASON_LENGTH
 from plantune.plans.plan import Plan, pass_steps
 from plantune.plans.problem import Problem
+from plantune.plans.written_words import PREDICTED
 from plantune.search.candidates import Key, StepCandidate, step_candidates
 from plantune.search.costs import Costs
 from plantune.search.cover import CONVERSION_COSTS, ConversionCost, Cover, best_covers
@@ -206,7 +207,7 @@ class Predictor:
     def _prediction(self, cost_us: float, cover: Cover) -> Prediction:
         plan = replace(
             plan_of(cover, self._graph, self._space, network=self._problem.network),
-            origin="predicted",
+            origin=PREDICTED,
             evidence=Attrs(
                 predicted_ms=cost_us / 1e3,
                 built=len(self._costs.footprints),

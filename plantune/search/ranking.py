@@ -17,6 +17,7 @@ from plantune.measure import timing as timings_of
 from plantune.measure.timing import Timing, in_common, joined, ratio_interval
 from plantune.plans.guess import FALLBACK, default_plan
 from plantune.plans.plan import Choice, Plan, check_plan, pass_steps
+from plantune.plans.written_words import MEASURED
 from plantune.runtime.program.branches import branches_of
 from plantune.runtime.program.schedule import make_schedule
 from plantune.search.builds import built_as
@@ -62,7 +63,7 @@ def plan_of(cover: Cover, graph: Graph, space: SearchSpace, *, network: str) -> 
         Choice((step.name,), fallback(step, space)) for step in rest if step.name not in covered
     ]
     plain = default_plan(graph, space, network=network)
-    return replace(plain, choices=tuple(chosen), origin="measured")
+    return replace(plain, choices=tuple(chosen), origin=MEASURED)
 
 
 def fallback(step: Step, space: SearchSpace) -> Candidate:

@@ -91,7 +91,7 @@ class TestGuess:
     @pytest.mark.parametrize("arch", ["sm80", "sm90"])
     def test_it_is_the_plan_by_hand(self, arch):
         plan = self.guess(copy.deepcopy(self.MODULE).half(), arch)
-        assert plan.origin == "default"
+        assert plan.origin == "guess"
         (choice,) = (c for c in plan.choices if any("conv2d" in node for node in c.nodes))
         assert len(choice.nodes) == 3
         assert choice.candidate.family != "framework"
@@ -169,7 +169,7 @@ def test_a_plan_says_what_it_is_for(graph, space):
     plan = default_plan(graph, space, network="block")
     assert plan.problem.key == Problem("block", graph.digest, "cpu", 2, "float32", "infer")
     assert plan.problem.call == graph.inputs
-    assert plan.origin == "default"
+    assert plan.origin == "framework"
     assert dict(plan.evidence) == {}
     trained = default_plan(differentiate(graph), space, network="block")
     assert trained.problem.mode == "train"

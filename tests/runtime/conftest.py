@@ -35,7 +35,7 @@ BY_HAND = (
 )
 
 Results = dict[str, Tensor]
-PLANS = ("default", "hand")
+PLANS = ("framework", "hand")
 _picked: dict[object, Plan] = {}
 
 
@@ -75,15 +75,15 @@ def randomise() -> Callable[[nn.Module], nn.Module]:
 
 
 def _tuned(
-    module: nn.Module, example: Tensor, mode: str = "infer", plan: str = "default"
+    module: nn.Module, example: Tensor, mode: str = "infer", plan: str = "framework"
 ) -> TunedModule:
-    """`module`, in that mode, optimized with the default plan, or with the hand-picked one.
+    """`module`, in that mode, optimized with the framework's kernels or the plan by hand.
 
     That one counts as proved: the tests compare it themselves, and a proof takes longer than they.
     It holds no weights, so modules that differ in these alone share it; for any other it is stale.
     """
     module.train(mode == "train")
-    if plan == "default":
+    if plan == "framework":
         return optimize(module, example, mode=mode)
     call = (example.shape, example.stride(), example.dtype, mode)
     key = (type(module), str(module), call)

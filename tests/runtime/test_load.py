@@ -38,7 +38,7 @@ class TestArguments:
         plan = model.plan
         assert (plan.problem.network, plan.problem.batch) == (NAME, 2)
         assert (plan.problem.mode, plan.problem.dtype) == ("infer", "float32")
-        assert (plan.problem.arch, plan.origin) == ("cpu", "default")
+        assert (plan.problem.arch, plan.origin) == ("cpu", "framework")
 
     def test_runs_every_step_of_its_own_by_the_framework(self):
         plan = load_model(NAME, batch=1, fallback="silent").plan

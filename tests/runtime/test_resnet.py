@@ -140,7 +140,7 @@ def test_gradients_in_fp64_are_the_frameworks(name, training, plan, build, tuned
     reference, x = build(name).double().train(training), x.double()
     model = tuned(reference, x, "train", plan).train(training)
     reference.train(training)
-    got, expected = (results(m, x, wrt_input=plan == "default") for m in (model, reference))
+    got, expected = (results(m, x, wrt_input=plan == "framework") for m in (model, reference))
     for key, value in expected.items():
         scale = value.abs().max().item()
         torch.testing.assert_close(got[key], value, rtol=1e-7, atol=1e-10 * scale)
@@ -150,7 +150,7 @@ def test_gradients_in_fp64_are_the_frameworks(name, training, plan, build, tuned
     ("name", "plan"),
     [
         ("resnet18", "hand"),
-        ("resnet50", "default"),
+        ("resnet50", "framework"),
         pytest.param("resnet50", "hand", marks=pytest.mark.slow),
     ],
 )

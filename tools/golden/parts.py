@@ -103,8 +103,8 @@ def _planned(arch: str) -> Iterator[tuple[str, Graph, str]]:
 
 def _plan_json(plan: Plan) -> Json:
     choices = [_choice_text(choice) for choice in plan.choices]
-    told = {name: getattr(plan, name) for name in ("origin", "runner", "branches")}
-    return {**told, "digest": plan.digest, "choices": choices}
+    told = {"runner": plan.runner, "branches": plan.branches}
+    return {"origin": plan.written_origin, **told, "digest": plan.digest, "choices": choices}
 
 
 def _choice_text(choice: Any) -> str:

@@ -33,6 +33,7 @@ from plantune.measure.racing.training_calls import (
 from plantune.measure.racing.ways import FROZEN, LIVE, WAYS, Run
 from plantune.measure.subject import Inputs, Raced, Subject
 from plantune.plans.plan import PROGRAM, Plan
+from plantune.plans.written_words import MEASURED
 from plantune.runtime.module import TunedModule
 from plantune.runtime.proof.roundings import eager_again
 from plantune.runtime.watched.copies import copied
@@ -181,7 +182,7 @@ class Entrants:
         """The way as it runs where it won; raises ValueError where eager would run in its place."""
         frozen = self._ways[name].frozen
         # Of a plan that was not measured calls would find the way themselves.
-        plan = replace(plan, origin="measured", runner=PROGRAM if frozen else name)
+        plan = replace(plan, origin=MEASURED, runner=PROGRAM if frozen else name)
         plan = replace(plan, frozen_runner=name if frozen else None)
         _, tuned = self._tuned_by(plan, frozen=frozen)
         self._outputs(tuned, self._images[0])

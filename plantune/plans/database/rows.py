@@ -22,6 +22,7 @@ from plantune.devices.machine import Environment
 from plantune.errors import DamagedRow, InvalidPlan
 from plantune.plans.plan import Plan
 from plantune.plans.problem import PROBLEM_FIELDS, Problem
+from plantune.plans.written_words import PREDICTED
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -131,7 +132,7 @@ def plan_row(stored: StoredPlan) -> Row:
         "id": stored.id,
         **{name: getattr(plan.problem, name) for name in PROBLEM},
         "environment": stored.environment.key,
-        "origin": plan.origin,
+        "origin": plan.written_origin,
         "status": stored.status,
         "plan": plan.dumps(),
         **{name: _evidence(plan, name) for name in EVIDENCE},
@@ -353,6 +354,6 @@ def best(found: Iterable[Found | None]) -> Found | None:
     order = ("exact", "compatible", "foreign")
 
     def place(item: Found) -> tuple[int, bool]:
-        return order.index(item.match), item.plan.origin == "predicted"
+        return order.index(item.match), item.plan.origin == PREDICTED
 
     return min((item for item in found if item is not None), key=place, default=None)

@@ -19,6 +19,7 @@ from plantune.errors import DatabaseWarning, PlantuneError
 from plantune.plans.database import rows
 from plantune.plans.database.team import FAULTS, from_file, plans_of
 from plantune.plans.problem import Problem
+from plantune.plans.written_words import MEASURED
 
 WAIT_S = 2.0
 # CPUs differ more than the GPUs of an arch do: what is shipped for them must win a race first, in a
@@ -54,7 +55,7 @@ def shipped_contender(problem: Problem, environment: Environment) -> rows.Found 
     found = None
     with suppress(PlantuneError):  # an incomplete installation is reported where it hurts
         found = _find_in(shipped_file(problem.arch), SHIPPED, problem, environment)
-    if found is None or found.match == "foreign" or found.plan.origin != "measured":
+    if found is None or found.match == "foreign" or found.plan.origin != MEASURED:
         return None
     return found
 

@@ -14,6 +14,7 @@ from plantune.kernels.family import Candidate
 from plantune.plans.database.rows import EVIDENCE, StoredPlan
 from plantune.plans.plan import Plan
 from plantune.plans.problem import Problem
+from plantune.plans.written_words import PREDICTED
 from plantune.space.arch import ARCH_NAMES
 from plantune.space.search_space import load_search_space
 
@@ -42,7 +43,7 @@ def _check_prediction(plan: Plan) -> None:
     """Nothing predicted may look as if it was measured."""
     measured = [key for key in plan.evidence if key in EVIDENCE]
     measured += ["times" for choice in plan.choices if choice.times is not None]
-    if plan.origin == "predicted":
+    if plan.origin == PREDICTED:
         _require(not measured, "evidence", measured, "no times, for nothing was measured")
 
 

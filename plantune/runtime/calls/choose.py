@@ -25,6 +25,7 @@ from plantune.plans.plan import EAGER, PROGRAM, Plan, check_plan, is_for, named_
 from plantune.plans.problem import Problem
 from plantune.plans.standing import loss_text
 from plantune.plans.workload import Workload
+from plantune.plans.written_words import PREDICTED
 from plantune.runtime.calls.consistent import by_its_program, tell, transferred, why_apart
 from plantune.runtime.calls.framework import Options
 from plantune.runtime.calls.guess_race import is_slower, is_unsure
@@ -218,7 +219,7 @@ class Finder:
             return None
         stock.match = found.match
         _tell_of_loss(found.plan, self._options.fallback)
-        if found.plan.origin == "predicted":
+        if found.plan.origin == PREDICTED:
             warn(_predicted(found.plan.problem), PredictedPlan)
         return stock
 

@@ -129,7 +129,7 @@ class Planned:
         plan = self.stock.plan
         if how == self.how:
             return LastCall(how, f"plan {plan.digest[:12]} covers it")
-        if plan.origin == "default":
+        if plan.is_unsearched:
             return LastCall(how, "nothing faster is known")
         if plan.run_by(frozen=self.stock.frozen) == how:
             return LastCall(how, "the plan says that it was faster")
@@ -150,7 +150,7 @@ class Planned:
         if not trains and not stock.graph.updates and stock.space.arch.kind == "cpu":
             if stock.match == "compatible" and name == PROGRAM:
                 return contest(program=self._of_program)
-            if stock.plan.origin == "default" and name != PROGRAM:
+            if stock.plan.is_unsearched and name != PROGRAM:
                 tried = stock.shipped
                 return contest() if tried is None else Trial(contest(), tried, self._running)
         if name != PROGRAM and self._on_gpu and any(map(errs_in_channels_last, stock.graph.nodes)):

@@ -31,7 +31,7 @@ class TestNoPlan:
             warnings.simplefilter("always")
             model = load_model(NAME, batch=1)
             model(torch.randn(1, 3, 64, 64))
-        assert model.plan.origin == "default"
+        assert model.plan.origin == "framework"
         (warning,) = caught
         text = str(warning.message)
         assert warning.category is NoStoredPlan
@@ -69,7 +69,7 @@ class TestNoPlan:
     def test_of_a_module_that_no_search_knows_nothing_is_said(self):
         module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
         model = optimize(module, torch.randn(1, 3, 8, 8), fallback="error")
-        assert model.plan.origin == "default"
+        assert model.plan.origin == "framework"
 
 
 class TestGuess:
@@ -79,7 +79,7 @@ class TestGuess:
     def guess(self, monkeypatch):
         def guessed(graph, space, *, network):
             plan = hand_plan(graph, space, network=network, without=COMPILED)
-            return replace(plan, origin="default")
+            return replace(plan, origin="guess")
 
         monkeypatch.setattr(choose, "guessed_plan", guessed)
 

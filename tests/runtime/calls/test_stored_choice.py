@@ -114,7 +114,7 @@ class TestProof:
             choose.recheck = None  # calling it would be an error
             model = plantune.load_model("se_resnet9_fixup", batch=1, fallback="error")
             assert model(torch.randn(1, 3, 64, 64)).shape == (1, 512, 2, 2)
-            assert model.plan.origin != "default"
+            assert not model.plan.is_unsearched
         """
         done = python(textwrap.dedent(code))
         assert done.returncode == 0, done.stderr
@@ -160,7 +160,7 @@ class TestProof:
         monkeypatch.setattr(choose, "recheck", fails)
         for _ in range(2):
             model, said = loaded()
-            assert model.plan.origin == "default"
+            assert model.plan.origin == "framework"
             ((kind, text),) = said
             assert kind is NoStoredPlan
             assert "cannot run here: the framework itself overflows; a guessed plan" in text
@@ -281,13 +281,13 @@ class TestAnyModule:
     def test_with_other_layers_it_does_not(self, store):
         store()
         model = optimize(SEResNet9Fixup(3, base_planes=16).eval(), torch.randn(1, 3, 64, 64))
-        assert model.plan.origin == "default"
+        assert model.plan.origin == "framework"
 
     def test_of_a_plan_for_another_chip_nothing_is_said(self, store):
         """Else what others keep in one database would decide whether a call is an error."""
         store(arch="sm90", device="NVIDIA H200")
         model = optimize(SEResNet9Fixup(3).eval(), torch.randn(1, 3, 64, 64), fallback="error")
-        assert model.plan.origin == "default"
+        assert model.plan.origin == "framework"
 
     def test_a_given_plan_is_for_its_own_layers_alone(self, plan, close):
         x = torch.randn(1, 3, 64, 64)
@@ -295,7 +295,7 @@ class TestAnyModule:
         conv = model.get_submodule("layers.1.0.conv1")
         conv.dilation = conv.padding = (2, 2)
         close(model(x), model.reference(x))
-        assert model.plan.origin == "default"
+        assert model.plan.origin == "framework"
 
     def test_a_given_plan_comes_first(self, store):
         store()
@@ -309,7 +309,7 @@ def test_a_plan_for_another_chip_is_refused_with_expected_and_got(store):
     """F32."""
     number = store(arch="sm90", device="NVIDIA H200")
     model, said = loaded()
-    assert model.plan.origin == "default"
+    assert model.plan.origin == "framework"
     ((kind, text),) = said
     assert kind is NoStoredPlan
     assert f"plan {number} is for another chip: expected cpu, got sm90 (NVIDIA H200)" in text
@@ -344,13 +344,13 @@ def test_a_plan_that_cannot_run_any_more_is_passed_over(store, monkeypatch, erro
     lend = choose.Stock.lend
 
     def fails(stock):
-        if stock.plan.origin != "default":
+        if not stock.plan.is_unsearched:
             raise error
         return lend(stock)
 
     monkeypatch.setattr(choose.Stock, "lend", fails)
     model, said = loaded()
-    assert model.plan.origin == "default"
+    assert model.plan.origin == "framework"
     ((kind, text),) = said
     assert kind is NoStoredPlan
     assert f"the stored plan {number} cannot run here" in text

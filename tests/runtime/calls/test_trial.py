@@ -135,7 +135,7 @@ def test_one_that_loses_does_not(ship, plan, net, clock):
     clock.ours = 2.0
     tuned = optimize(net, torch.zeros(SHAPE))
     settled(tuned, net, torch.randn(SHAPE))
-    assert tuned.plan.origin == "default"
+    assert tuned.plan.origin == "framework"
     tuned(torch.zeros(SHAPE))
     assert tuned.last_call().how != "planned"
 
@@ -204,7 +204,7 @@ def test_one_that_is_not_proved_never_runs(ship, plan, net, monkeypatch, error):
     tuned = optimize(net, torch.zeros(SHAPE))
     settled(tuned, net, torch.randn(SHAPE))
     assert ran == []
-    assert tuned.plan.origin == "default"
+    assert tuned.plan.origin == "framework"
     assert not is_proved(plan, cpu_environment())
 
 
@@ -217,7 +217,7 @@ def test_one_that_breaks_in_the_race_is_dropped(ship, plan, net, monkeypatch):
     monkeypatch.setattr(trial.Stock, "run", breaks)
     tuned = optimize(net, torch.zeros(SHAPE))
     settled(tuned, net, torch.randn(SHAPE))
-    assert tuned.plan.origin == "default"
+    assert tuned.plan.origin == "framework"
 
 
 def test_the_numbers_that_a_user_draws_stay_the_same(ship, plan, net):

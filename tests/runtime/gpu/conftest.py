@@ -38,14 +38,16 @@ def planned() -> Iterator[None]:
         yield
 
 
-def _tuned(module: nn.Module, x: Tensor, mode: str = "infer", plan: str = "default") -> TunedModule:
+def _tuned(
+    module: nn.Module, x: Tensor, mode: str = "infer", plan: str = "framework"
+) -> TunedModule:
     """`module` optimized with the framework's kernels, or with the plan picked by hand."""
     model = optimize(module.train(mode == "train"), x, mode=mode)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PredictedPlan)
         model.stock()
     space = load_search_space(arch_of(torch.device("cuda")))
-    made = {"default": default_plan, "hand": hand_plan}[plan]
+    made = {"framework": default_plan, "hand": hand_plan}[plan]
     picked = made(model.stock().graph, space, network=plan)
     return optimize(module, x, mode=mode, plan=picked)
 

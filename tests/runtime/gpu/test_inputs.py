@@ -67,7 +67,7 @@ class TestAwkwardInputs:
     """F42."""
 
     @pytest.mark.usefixtures("planned")
-    @pytest.mark.parametrize("plan", ["default", "hand"])
+    @pytest.mark.parametrize("plan", ["framework", "hand"])
     @pytest.mark.parametrize("awkward", AWKWARD)
     def test_a_view_is_read_right_and_never_written(
         self, small, images, awkward, plan, tuned, assert_right
@@ -116,7 +116,7 @@ class TestAwkwardInputs:
         assert not found[1].isnan().any()
 
     @pytest.mark.usefixtures("planned")
-    @pytest.mark.parametrize("plan", ["default", "hand"])
+    @pytest.mark.parametrize("plan", ["framework", "hand"])
     def test_more_elements_than_32_bits_count(self, plan, tuned):
         """Over 2^31 of them, the last of which are looked at too."""
         free, _ = torch.cuda.mem_get_info()
@@ -131,7 +131,7 @@ class TestAwkwardInputs:
         assert int(found.count_nonzero()) == 101
 
     @pytest.mark.usefixtures("planned")
-    @pytest.mark.parametrize("plan", ["default", "hand"])
+    @pytest.mark.parametrize("plan", ["framework", "hand"])
     def test_a_module_without_parameters_runs_where_its_input_is(self, images, plan, tuned):
         assert torch.equal(tuned(nn.ReLU(), images, plan=plan)(images), images.relu())
 
@@ -140,7 +140,7 @@ class TestPlaces:
     """F65: kernels are told where each input and output is, in pointers and in tensor maps."""
 
     @pytest.mark.usefixtures("planned")
-    @pytest.mark.parametrize("plan", ["default", "hand"])
+    @pytest.mark.parametrize("plan", ["framework", "hand"])
     @torch.no_grad()
     def test_at_each_alignment_that_kernels_take(self, small, images, tuned, plan):
         model = tuned(small, images, plan=plan)

@@ -45,7 +45,7 @@ def assert_right(model, module, x):
     assert off(found, exact) <= 2 * off(module(x), exact) + 8e-3
 
 
-@pytest.mark.parametrize("plan", ["default", "hand"])
+@pytest.mark.parametrize("plan", ["framework", "hand"])
 def test_it_runs_on_its_own_gpu(module, images, plan):
     model = optimize(module, images)
     if plan == "hand":

@@ -51,7 +51,7 @@ def test_every_size(made, tuned, dtype, batch):
         assert_follows(tuned(made(channels), x, plan="hand"), x)
 
 
-@pytest.mark.parametrize("plan", ["default", "hand"])
+@pytest.mark.parametrize("plan", ["framework", "hand"])
 def test_a_thousand_replays_with_other_inputs_and_weights(made, tuned, dtype, plan):
     x = torch.randn(128, 3, 64, 64, device="cuda", dtype=dtype)
     model = tuned(made(3), x, plan=plan)

@@ -190,7 +190,7 @@ class TestCallers:
 class TestSameAddress:
     """From some repetition on, a graph reads the caller's input where it lies."""
 
-    @pytest.mark.parametrize("plan", ["default", "hand"])
+    @pytest.mark.parametrize("plan", ["framework", "hand"])
     def test_new_contents_count(self, small, images, plan):
         model = optimize(small, images)
         if plan == "hand":

@@ -59,7 +59,7 @@ def uncommon(by_hand):
 @pytest.fixture
 def guess(uncommon, monkeypatch):
     """What calls use without a plan."""
-    made = replace(uncommon(PROBLEM), origin="default")
+    made = replace(uncommon(PROBLEM), origin="guess")
     monkeypatch.setattr(search, "guessed_plan", lambda graph, space, network: made)
     return made
 

@@ -111,7 +111,7 @@ class TestBeginning:
         self, searched, worker, by_hand, monkeypatch
     ):
         """So no search ends with less than that, even if it had no time to build anything else."""
-        guess = replace(by_hand(PROBLEM), origin="default")
+        guess = replace(by_hand(PROBLEM), origin="guess")
         monkeypatch.setattr(search, "guessed_plan", lambda graph, space, network: guess)
         monkeypatch.setattr(ranking, "building_s", lambda *arguments: 1e9)
         result = searched()
@@ -166,7 +166,7 @@ class TestBeginning:
     def test_where_the_guess_is_not_ranked_the_frameworks_kernels_do_not_take_its_place(
         self, searched, worker, by_hand, monkeypatch
     ):
-        guess = replace(by_hand(PROBLEM), origin="default")
+        guess = replace(by_hand(PROBLEM), origin="guess")
         for module in (search, known):
             monkeypatch.setattr(module, "guessed_plan", lambda graph, space, network: guess)
         monkeypatch.setattr(ranking, "building_s", lambda *arguments: 0.0)

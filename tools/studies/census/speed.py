@@ -62,7 +62,7 @@ def searched(name: str, asked: Asked) -> Row:
             sought, device, asked.budget_s, report=report, baselines=OWN_RACE[device.type]
         )
     result, plan = found.result, found.plan
-    row = {"verdict": "searched", "budget_s": asked.budget_s, "origin": plan.origin}
+    row = {"verdict": "searched", "budget_s": asked.budget_s, "origin": plan.written_origin}
     row |= {"search_s": round(time.monotonic() - began, 1), "stored": found.stored}
     for key in ("measured", "rejected", "candidates", "exhausted"):
         row[key] = getattr(result, key)

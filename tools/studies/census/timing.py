@@ -126,7 +126,7 @@ def ours_of(
     call = made_call(tuned, x, mode, device)
     families = Counter(choice.candidate.family for choice in tuned.stock().plan.choices)
     seconds = round(time.monotonic() - began, 2)
-    told = {"how": tuned.last_call().how, "origin": tuned.stock().plan.origin}
+    told = {"how": tuned.last_call().how, "origin": tuned.stock().plan.written_origin}
     return call, {**told, "first_calls_s": seconds, "families": families}, tuned
 
 

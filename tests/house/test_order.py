@@ -48,6 +48,7 @@ LEVEL = {part: level for level, line in enumerate(ORDER) for part in line.split(
 # The names that users import, and `python -m plantune`.
 FACE = {"__init__", "__main__"}
 MOST_FILES = 30
+FAMILIES = ["families"]
 
 
 def part_of(path: Path) -> str:
@@ -146,6 +147,20 @@ def test_an_import_upwards_inside_is_found() -> None:
     )
     assert len(upwards_inside(text, "runtime", "program")) == 2
     assert upwards_inside("from plantune.runtime.watched import form", "runtime", "program") == []
+
+
+def families_named_in(text: str) -> list[str]:
+    """The kernel families that a file imports."""
+    return [".".join(names[2:]) for _, names in imported(ast.parse(text)) if names[1:2] == FAMILIES]
+
+
+def test_a_family_imports_no_other() -> None:
+    """What families share stands in the rooms before theirs."""
+    paths = sorted((ROOT / "kernels" / "families").rglob("*.py"))
+    found = {path.name: families_named_in(path.read_text("utf-8")) for path in paths}
+    assert {name: others for name, others in found.items() if others} == {}
+    assert families_named_in("from plantune.kernels.families.pool import Pool") == ["pool.Pool"]
+    assert families_named_in("from plantune.kernels.families import pool") == ["pool"]
 
 
 @pytest.mark.parametrize("top", ["plantune", "tests"])

@@ -22,9 +22,9 @@ from plantune.kernels.cuda.cuda_family import (
     first_reason,
     refuse,
 )
+from plantune.kernels.cuda.grouped_filters import CHECK, UNIT, Groups, packed_filters
 from plantune.kernels.cuda.small_matrix import MMA_FROM
 from plantune.kernels.cuda.warp_mma import DTYPES, why_not_elements
-from plantune.kernels.families.grouped_conv import CHECK, UNIT, Groups, packed_filters
 from plantune.kernels.legality import READ_OUTSIDE
 from plantune.kernels.patterns.epilogue import ConvEpilogue, channel_parts, epilogue_of
 from plantune.kernels.patterns.expression import expression, functors

@@ -17,6 +17,7 @@ from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.tiles import ConvShape
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, epilogue_of
 from plantune.kernels.patterns.expression import expression, functors
+from plantune.kernels.patterns.pooled_epilogue import before_the_pool
 from plantune.kernels.rendering import struct
 from plantune.kernels.weights.constants import Arrangement, Constants, floats
 
@@ -28,7 +29,6 @@ COLUMNS_MAX = 128
 ROWS_MIN = 4
 # Columns that a multiprocessor multiplies per cycle, in units of 64 rows by 16 products.
 COLUMNS_PER_CYCLE = 2.0
-POOL = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
 SOURCE = """using Kernel = plantune::FirstConv<Conv>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes} &&
                   Kernel::kBlocks == {blocks},
@@ -250,20 +250,11 @@ def read_constants(parts: FirstParts, design: FirstConvDesign, frame: Frame) -> 
 
 def _read(step: Step) -> FirstParts:
     """The convolution, and whether a pool follows it; raises IllegalCandidate."""
-    *before, last = step.nodes
-    pooled = bool(before) and last.op == "max_pool2d"
-    epilogue = epilogue_of(step, before if pooled else step.nodes)
-    if pooled:
-        window = {key: last.attrs[key] for key in POOL}
-        refuse(
-            {
-                "the pool does not read the convolution": last.inputs[0] != before[-1].name,
-                "only a pool of 3x3 with stride 2 and padding 1": window != POOL,
-            }
-        )
+    nodes = before_the_pool(step)
+    epilogue = epilogue_of(step, nodes)
     more = epilogue.residual is not None or epilogue.offset is not None
     refuse({"only a scale, a bias and functions may follow the convolution": more})
-    return FirstParts(step, epilogue, pooled)
+    return FirstParts(step, epilogue, pool=nodes != step.nodes)
 
 
 FAMILY = FirstConv()

@@ -8,28 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
-
 from plantune.kernels.cuda import vector_kernel
 from plantune.kernels.cuda.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
+from plantune.kernels.cuda.grouped_filters import CHECK, FEWEST, UNIT, Groups, packed_filters
 from plantune.kernels.cuda.small_matrix import MMA_FROM
 from plantune.kernels.cuda.warp_mma import DTYPES, why_not_elements
-from plantune.kernels.families.first_conv import POOL
 from plantune.kernels.family import Binding, Frame
-from plantune.kernels.patterns.epilogue import (
-    ConvEpilogue,
-    channel_parts,
-    conv_epilogue,
-    epilogue_of,
-)
-from plantune.kernels.patterns.other_step import as_convolution, filter_arrangement
+from plantune.kernels.patterns.epilogue import channel_parts, conv_epilogue, epilogue_of
+from plantune.kernels.patterns.other_step import as_convolution
+from plantune.kernels.patterns.pooled_epilogue import before_the_pool
 from plantune.kernels.patterns.tiled_conv import TiledConv, arguments
 from plantune.kernels.weights.constants import Arrangement
 
-UNIT = 8  # channels that one product reads of a pixel, and that it makes
-SLAB = 64  # channels of a block, at least if there are so many: lines of 128 bytes
 REGISTERS = 64  # of a thread
 PIXELS_MIN, PIXELS_MAX, POOLED_MAX = 16, 256, 640
 WIDTH_MAX = 512
@@ -38,34 +28,6 @@ GUESSED_MAX = 128
 # Channels without groups: in, with filters of several taps and of one, and out. More are what
 # warpgroups multiply.
 FEW, FEW_OF_ONE_TAP, WIDE = 32, 48, 256
-FEWEST = 4  # two taps of them are a unit
-CHECK = """
-static_assert(Kernel::kSharedBytes == {}, "the launch asks for what the kernel uses");"""
-
-
-@dataclass(frozen=True)
-class Groups:
-    """How channels are divided: `merged` groups of the network are one of the kernel's, whose
-    products with each other are zero.
-    """
-
-    count: int
-    inputs: int
-    outputs: int
-    merged: int
-
-    @staticmethod
-    def of(count: int, inputs: int, outputs: int) -> Groups:
-        """Groups of so many channels each."""
-        merged = UNIT // math.gcd(inputs, UNIT) if inputs < UNIT else 1
-        merged = merged if count % merged == 0 else 1
-        return Groups(count // merged, inputs * merged, outputs * merged, merged)
-
-    @property
-    def slab(self) -> int:
-        """Groups of a block, such that all blocks have about as many."""
-        blocks = -(-self.count * max(self.inputs, self.outputs) // SLAB)
-        return -(-self.count // min(blocks, self.count))
 
 
 @dataclass(frozen=True)
@@ -142,7 +104,9 @@ class GroupedConv(CudaFamily[GroupedParts]):
 
     def read(self, step: Step) -> GroupedParts:
         step = as_convolution(step) if step.ops[0] == "conv2d" else step
-        epilogue, pool = pooled_epilogue(step)
+        nodes = before_the_pool(step)
+        pool = nodes != step.nodes
+        epilogue = epilogue_of(step, nodes) if pool else conv_epilogue(step)
         attrs, weight = epilogue.conv.attrs, step.types[epilogue.conv.inputs[1]]
         count = attrs["groups"]
         inputs, outputs = weight.shape[1], weight.shape[0] // count
@@ -236,57 +200,10 @@ class _Arguments(ctypes.Structure):
     _fields_ = arguments()
 
 
-def pooled_epilogue(step: Step) -> tuple[ConvEpilogue, bool]:
-    """A convolution and its epilogue, and whether a max pool follows; raises IllegalCandidate."""
-    *before, last = step.nodes
-    if not before or last.op != "max_pool2d":
-        return conv_epilogue(step), False
-    refuse(
-        {
-            "the pool does not read the convolution": last.inputs[0] != before[-1].name,
-            "only a pool of 3x3 with stride 2 and padding 1": {key: last.attrs[key] for key in POOL}
-            != POOL,
-        }
-    )
-    return epilogue_of(step, before), True
-
-
 def _constants(parts: GroupedParts) -> Mapping[str, tuple[str | None, Arrangement]]:
     """The filters as the products read them, and numbers of each channel."""
     packed = packed_filters(parts.step, parts.weight, parts.groups, bool(parts.few))
     return {"w": (parts.weight, packed), **channel_parts(parts.step, parts.epilogue)}
-
-
-def packed_filters(step: Step, name: str, groups: Groups, by_twos: bool = False) -> Arrangement:
-    """The filters of a convolution as the products read them, taps of few channels `by_twos`."""
-    filters, type_ = filter_arrangement(step, name), step.types[name]
-    rows, columns = type_.shape[2:]
-    units = rows * -(-columns // 2) if by_twos else rows * columns * groups.inputs // UNIT
-    shape = (groups.count, groups.outputs // UNIT, -(-units // 2), UNIT, 4, 2, 2)
-
-    def packed(weight: Tensor) -> Tensor:
-        ordered = filters.order(weight)
-        if by_twos:
-            whole = pad(ordered, (0, FEWEST - ordered.shape[3], 0, columns % 2))
-            ordered = whole.reshape(len(whole), rows, -1, UNIT)
-        return _by_lanes(ordered.permute(0, 3, 1, 2), groups, shape)
-
-    return Arrangement(shape, type_.torch_dtype, packed, packs=True)
-
-
-def _by_lanes(weight: Tensor, groups: Groups, shape: tuple[int, ...]) -> Tensor:
-    """Lane 4 * o + t of a product brings values 2 * t and 2 * t + 1 of output o, of both units."""
-    merged, taps = groups.merged, weight.shape[2] * weight.shape[3]
-    outputs, inputs = groups.outputs // merged, groups.inputs // merged
-    split = weight.reshape(groups.count, merged, outputs, 1, inputs, taps)
-    own = torch.eye(merged, dtype=torch.bool, device=weight.device).view(merged, 1, merged, 1, 1)
-    whole = torch.where(own, split, torch.zeros_like(split))
-    whole = whole.reshape(groups.count, groups.outputs, groups.inputs, taps)
-    units = whole.transpose(2, 3).reshape(groups.count, groups.outputs, -1, UNIT)
-    units = pad(units, (0, 0, 0, units.shape[2] % 2))
-    count, tiles, steps, *_ = shape
-    parts = units.view(count, tiles, UNIT, steps, 2, 4, 2)
-    return parts.permute(0, 1, 3, 2, 5, 4, 6)
 
 
 FAMILY = GroupedConv()

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from plantune.graph import Node, Step, TensorType
-from plantune.kernels.families.implicit_gemm_conv import GemmParts, ImplicitGemmConv, read_constants
+from plantune.kernels.cutlass.implicit_gemm import GemmParts, ImplicitGemm, read_constants
 from plantune.kernels.family import Arch, Attrs, Frame, refuse
 from plantune.kernels.legality import not_within
 from plantune.kernels.patterns.other_step import OtherStep
@@ -21,11 +21,10 @@ ONE = (1, 1)
 SUMS_MAX = 64
 
 
-class ImplicitGemmDgrad(ImplicitGemmConv):
-    """Config: that of `implicit_gemm_conv`. Another gradient may be added."""
+class ImplicitGemmDgrad(ImplicitGemm):
+    """Config: see `ImplicitGemm`. Another gradient may be added."""
 
     name: ClassVar = "implicit_gemm_dgrad"
-    reads_channels_last: ClassVar = False
 
     def read(self, step: Step) -> GemmParts:
         return super().read(as_forward(step))

@@ -12,7 +12,7 @@ from plantune.graph import Node, Step, TensorType
 from plantune.kernels.cuda import vector_kernel
 from plantune.kernels.cuda.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
 from plantune.kernels.cuda.launcher import Launcher
-from plantune.kernels.families.pool import PoolWindow
+from plantune.kernels.cuda.pool_window import PoolWindow
 from plantune.kernels.patterns import pointwise_chain
 from plantune.kernels.rendering import struct
 

@@ -6,11 +6,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plantune.kernels.families.hopper_dgrad import GradientParts
-from plantune.kernels.families.resident_conv import ResidentConv, ResidentDesign
 from plantune.kernels.family import Arch, Attrs, Frame, Step, refuse
 from plantune.kernels.hopper.family import WarpgroupParts
+from plantune.kernels.hopper.gradient import GradientParts
 from plantune.kernels.hopper.resident import TILE_O
+from plantune.kernels.hopper.resident_design import ResidentDesign
+from plantune.kernels.hopper.resident_family import ResidentFamily
 from plantune.kernels.hopper.tiles import CHUNK
 from plantune.kernels.legality import not_within
 from plantune.kernels.patterns.epilogue import ConvParts
@@ -20,9 +21,9 @@ from plantune.kernels.weights.constants import Arrangement, Constants, channel_v
 STRIDES = ((1, 1), (2, 2))
 
 
-class ResidentDgrad(ResidentConv):
-    """Config: that of `resident_conv`. Each pass puts the channels of the result next to each other
-    in the weights. Where the convolution has a stride, a tile makes the pixels of all its phases.
+class ResidentDgrad(ResidentFamily):
+    """Config: see `ResidentFamily`. Each pass puts the channels of the result next to each other in
+    the weights. Where the convolution has a stride, a tile makes the pixels of all its phases.
     """
 
     name: ClassVar = "resident_dgrad"

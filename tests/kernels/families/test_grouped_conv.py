@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from plantune.base.canonical import Attrs
+from plantune.kernels.cuda.grouped_filters import Groups
 from plantune.kernels.families import grouped_conv
-from plantune.kernels.families.grouped_conv import FAMILY, Groups
+from plantune.kernels.families.grouped_conv import FAMILY
 from plantune.kernels.registry import candidates, estimate_us
 from plantune.plans.guess import hand_plan
 from plantune.space.arch import load_arch

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from plantune.base.canonical import Attrs
-from plantune.kernels.families.resident_conv import FAMILY, read_constants
+from plantune.kernels.families.resident_conv import FAMILY
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.hopper import resident
+from plantune.kernels.hopper.resident_family import read_constants
 from plantune.kernels.registry import why_not
 from plantune.plans.guess import hand_plan
 from plantune.plans.workload import Workload

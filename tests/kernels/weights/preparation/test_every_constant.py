@@ -20,7 +20,7 @@ from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives
 from plantune.graph.step import Step
 from plantune.kernels.cuda.cuda_family import CudaFamily
-from plantune.kernels.families import implicit_gemm_conv
+from plantune.kernels.cutlass import implicit_gemm
 from plantune.kernels.family import Binding, Candidate, Frame
 from plantune.kernels.registry import all_families, candidates, family_named
 from plantune.plans.workload import Workload
@@ -68,7 +68,7 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "function_of", lambda module, name: SimpleNamespace(value=1))
     monkeypatch.setattr(driver, "attribute", lambda function, which: 90)
     # It asks a kernel of its own for its sizes.
-    monkeypatch.setattr(implicit_gemm_conv, "_launching", lambda *arguments: None)
+    monkeypatch.setattr(implicit_gemm, "_launching", lambda *arguments: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
 
 

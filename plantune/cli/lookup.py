@@ -97,7 +97,7 @@ def _by_id(opened: PlanDatabase, workload: Workload, id: int) -> Chosen:
 
 
 def _by_key(opened: PlanDatabase, workload: Workload) -> Chosen:
-    from plantune.plans.database.rows import best
+    from plantune.plans.database.finding import best
     from plantune.plans.database.stored import find_stored_plan
     from plantune.plans.plan import named_as
 

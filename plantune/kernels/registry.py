@@ -85,6 +85,11 @@ def family_named(name: str) -> AnyFamily:
     return known[name]
 
 
+def is_family(name: str) -> bool:
+    """Whether a family of that name is here."""
+    return name in all_families() or name in installed_families()
+
+
 def need_a_compiler(arch: Arch) -> tuple[str, ...]:
     """The families of an arch that are left out because no C++ compiler was found."""
     reasons = {name: family.why_not_arch(arch) for name, family in all_families().items()}
@@ -117,10 +122,10 @@ def candidates(
     step: Step, space: SearchSpace, names: Iterable[str] | None = None
 ) -> tuple[Candidate, ...]:
     """Every legal candidate of a step, in the order of families and search space; of the named
-    families alone if any are named.
+    families alone if any are named. A name of a removed family has none.
     """
     every = {**installed_families(), **all_families()} if names is None else {}
-    asked = every.values() if names is None else map(family_named, names)
+    asked = every.values() if names is None else map(family_named, filter(is_family, names))
     return tuple(
         candidate
         for family in asked

@@ -14,6 +14,7 @@ from plantune.graph import Attrs, Graph, Step
 from plantune.graph.partition import one_by_one, partition_into
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us
+from plantune.plans.database.missing_families import with_known_families
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.rows import COMPLETE, Found, StoredPlan
 from plantune.plans.database.stored import find_stored_plan, plans_of_team, stored_plans_in
@@ -103,7 +104,7 @@ def _groups(given: Iterable[Sequence[str]], graph: Graph) -> list[Sequence[str]]
 
 def _rows(space: SearchSpace, database: PlanDatabase, *, shipped: bool) -> Iterable[StoredPlan]:
     with suppress(DatabaseUnavailable):
-        yield from database.plans()
+        yield from with_known_families(database.plans(), database.place)
     yield from (row for _, row in plans_of_team())
     if shipped:
         with suppress(PlantuneError):

@@ -18,6 +18,7 @@ from sqlite_utils import Database
 from plantune.base.files import read_regular, require_replaceable, write_whole
 from plantune.errors import ForeignFile, InvalidPlan, NoPlan, PlantuneError
 from plantune.plans.database import rows
+from plantune.plans.database.missing_families import with_known_families
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.rows import COMPLETE, Row, StoredPlan, require
 from plantune.plans.database.validation import check_stored_plan
@@ -75,7 +76,8 @@ def import_plans(
 ) -> tuple[Plan, ...]:
     """Adds the plans of an exported file, all or none, and returns those that it holds.
 
-    A plan that the database has already is not added again. Raises InvalidPlan, naming the place.
+    A plan that the database has already is not added again, and one of kernel families that are
+    not here is passed over. Raises InvalidPlan, naming the place.
     """
     stored = read_export(path, size_limit_bytes=size_limit_bytes)
     known = {(item.plan, item.environment) for item in database.plans() if item.status == COMPLETE}
@@ -86,18 +88,25 @@ def import_plans(
 
 
 def read_export(path: Path, *, size_limit_bytes: int = SIZE_LIMIT_BYTES) -> tuple[StoredPlan, ...]:
-    """The plans of an exported file, checked as `import_plans` does; writes nothing."""
+    """The plans of an exported file whose kernel families are here, checked as `import_plans` does;
+    writes nothing.
+    """
     with _at(str(path)), closing(_unpacked(_content(path, size_limit_bytes))) as connection:
-        return _checked(connection)
+        plans = _checked(connection)
+    here = tuple(with_known_families(plans, str(path)))
+    if not here:
+        raise InvalidPlan(f"{path}: names kernel families that are not here in each of its plans")
+    return here
 
 
 def _newest(database: PlanDatabase, arch: str, network: str | None) -> list[StoredPlan]:
     """In an order that does not depend on when each was found."""
-    newest = rows.newest_complete(
+    wanted = [
         item
         for item in database.plans()
         if item.plan.problem.arch == arch and network in (None, item.plan.problem.network)
-    )
+    ]
+    newest = rows.newest_complete(with_known_families(wanted, database.place))
     return [newest[key] for key in sorted(newest, key=repr)]
 
 

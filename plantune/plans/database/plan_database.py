@@ -18,6 +18,7 @@ from plantune.devices.machine import Environment
 from plantune.errors import InvalidPlan, NoPlan, PlantuneError, ReadOnlyDatabase
 from plantune.kernels.family import Candidate
 from plantune.plans.database import rows
+from plantune.plans.database.finding import find_plan
 from plantune.plans.database.leases import Lease, wait_for_lease
 from plantune.plans.database.opening import Opened, in_memory, now_text, open_database
 from plantune.plans.database.transactions import immediate, translated
@@ -112,7 +113,7 @@ class PlanDatabase:
     def trials(self, signature: str, environment: Environment) -> dict[Candidate, Outcome]:
         """The outcomes of a step's candidates in exactly this environment."""
         where = {"step": signature, "environment": environment.key}
-        with translated(self._place):
+        with translated(self.place):
             return dict(rows.read(self._db.conn, "trials", where, parse_trial))
 
     def put_plan(self, plan: Plan, environment: Environment, *, partial: bool = False) -> int:
@@ -131,23 +132,23 @@ class PlanDatabase:
         """The newest complete plan for a problem, an exact match before a compatible one, and last
         one for another chip, which must not be used.
         """
-        with translated(self._place):
-            return rows.find_plan(self._db.conn, problem, environment)
+        with translated(self.place):
+            return find_plan(self._db.conn, problem, environment)
 
     def plans(self) -> tuple[rows.StoredPlan, ...]:
         """Every plan, partial and earlier ones too, the newest first."""
-        with translated(self._place):
+        with translated(self.place):
             return tuple(rows.read_plans(self._db.conn, {}))
 
     def plan(self, id: int) -> rows.StoredPlan | None:
         """The plan with this id, None if there is none."""
-        with translated(self._place):
+        with translated(self.place):
             return next(iter(rows.read_plans(self._db.conn, {"id": id})), None)
 
     def holds(self, plan: Plan) -> bool:
         """Whether this very plan is stored."""
         same = {"graph": plan.problem.graph, "plan": plan.dumps()}
-        with translated(self._place):
+        with translated(self.place):
             return any(item.plan == plan for item in rows.read_plans(self._db.conn, same))
 
     def remove_plan(self, id: int) -> None:
@@ -156,7 +157,7 @@ class PlanDatabase:
             self._keep_highest(self._highest_id())
             removed = db.execute("DELETE FROM plans WHERE id = ?", [id]).rowcount
         if not removed:
-            raise NoPlan(f"{self._place}: no plan has the id {id}")
+            raise NoPlan(f"{self.place}: no plan has the id {id}")
 
     def acquire_lease(self, key: str) -> Lease:
         """The right to search for `key`; raises Busy if a living process has it."""
@@ -171,14 +172,15 @@ class PlanDatabase:
         return lease
 
     @property
-    def _place(self) -> str:
+    def place(self) -> str:
+        """Where it is, for messages."""
         return str(self.path or "the plan database in memory")
 
     @contextmanager
     def _writing(self) -> Iterator[Database]:
         if self.read_only:
-            raise ReadOnlyDatabase(f"{self._place}: is open for reading only")
-        with translated(self._place), immediate(self._db):
+            raise ReadOnlyDatabase(f"{self.place}: is open for reading only")
+        with translated(self.place), immediate(self._db):
             yield self._db
 
     def _put_environment(self, environment: Environment) -> None:

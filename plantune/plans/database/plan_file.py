@@ -11,6 +11,8 @@ from plantune.base.files import read_regular
 from plantune.devices.machine import Environment
 from plantune.errors import ForeignFile, ForeignPlan, InvalidPlan, NoPlan
 from plantune.plans.database import rows
+from plantune.plans.database.finding import best_of
+from plantune.plans.database.missing_families import with_known_families
 from plantune.plans.database.team import why_no_plans
 from plantune.plans.plan import Plan
 from plantune.plans.problem import Problem
@@ -32,7 +34,7 @@ class PlanFile:
         """The best plan for these layers, one for another chip included."""
         known = [(item, item.plan.problem.layers) for item in self.stored]
         fits = [item for one in problem.layers for item, layers in known if one in layers]
-        return rows.best_of(fits, problem, here)
+        return best_of(fits, problem, here)
 
     def plan_for(self, problem: Problem, here: Environment) -> Plan:
         """Raises NoPlan if there is none, ForeignPlan if all are for other chips."""
@@ -93,4 +95,7 @@ def _plans_of(path: Path) -> tuple[rows.StoredPlan, ...]:
         raise InvalidPlan(f"{path}: cannot be read: {error}; give {EXPECTED}") from error
     if not stored:
         raise NoPlan(f"{path}: has no complete plan; run plantune search")
-    return stored
+    here = tuple(with_known_families(stored, str(path)))
+    if not here:
+        raise NoPlan(f"{path}: has no complete plan of kernels that are here; run plantune search")
+    return here

@@ -11,7 +11,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +22,6 @@ from plantune.devices.machine import Environment
 from plantune.errors import DamagedRow, InvalidPlan
 from plantune.plans.plan import Plan
 from plantune.plans.problem import PROBLEM_FIELDS, Problem
-from plantune.plans.written_words import PREDICTED
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -236,10 +235,10 @@ def read(
 ) -> list[T]:
     """What `parse` makes of the rows that have these values; warns once of those it cannot use."""
     asked = ((row, where) for row in select(connection, table, where))
-    return _usable(connection, table, asked, parse)
+    return usable(connection, table, asked, parse)
 
 
-def _usable(
+def usable(
     connection: sqlite3.Connection,
     table: str,
     rows: Iterable[tuple[Row, Mapping[str, Any]]],
@@ -257,7 +256,7 @@ def _usable(
             faults.append(str(error))
     if faults:
         warn(
-            f"{_place(connection)}: {len(faults)} of the rows in {table} cannot be used and "
+            f"{place_of(connection)}: {len(faults)} of the rows in {table} cannot be used and "
             f"are ignored; the first: {faults[0]:.200}",
             DamagedRow,
         )
@@ -270,7 +269,7 @@ def require(condition: bool, fault: str) -> None:
         raise InvalidPlan(fault)
 
 
-def _place(connection: sqlite3.Connection) -> str:
+def place_of(connection: sqlite3.Connection) -> str:
     with contextlib.suppress(sqlite3.Error):
         return str(connection.execute("PRAGMA database_list").fetchone()[2]) or "in memory"
     return "the plan database"
@@ -278,32 +277,11 @@ def _place(connection: sqlite3.Connection) -> str:
 
 def read_plans(connection: sqlite3.Connection, where: Mapping[str, Any]) -> list[StoredPlan]:
     """The plans with these values, the newest first."""
-    return read(connection, "plans", where, _plan_parser(connection))[::-1]
+    return read(connection, "plans", where, plan_parser(connection))[::-1]
 
 
-def newest_plans(connection: sqlite3.Connection, where: Mapping[str, Any]) -> list[StoredPlan]:
-    """The newest usable plan of each environment and origin, of those with these values. The others
-    are not read: thousands of them would cost the first call seconds.
-    """
-    found: dict[tuple[Any, Any], StoredPlan] = {}
-    parse = _plan_parser(connection)
-
-    def newest() -> Iterator[tuple[Row, Row]]:
-        condition = " AND ".join(f'"{name}" IS ?' for name in where)
-        query = f"SELECT id, environment, origin FROM plans WHERE {condition} ORDER BY id DESC"
-        for id, *kind in connection.execute(query, tuple(where.values())).fetchall():
-            if tuple(kind) not in found:  # one that could not be used is not there
-                own = {**where, "id": id, "environment": kind[0], "origin": kind[1]}
-                yield from ((row, own) for row in select(connection, "plans", own))
-
-    def keep(row: Row) -> None:
-        found[row["environment"], row["origin"]] = parse(row)
-
-    _usable(connection, "plans", newest(), keep)
-    return list(found.values())
-
-
-def _plan_parser(connection: sqlite3.Connection) -> Callable[[Row], StoredPlan]:
+def plan_parser(connection: sqlite3.Connection) -> Callable[[Row], StoredPlan]:
+    """Reads the plan of a row whose checksum was checked; raises InvalidPlan."""
     environments = {row["key"]: row for row in select(connection, "environments", {})}
     return lambda row: parse_plan(row, environments.get(row["environment"]))
 
@@ -319,41 +297,3 @@ def parse_plan(row: Row, environment: Row | None) -> StoredPlan:
     parsed = Environment.from_json(json.loads(environment["json"]))
     require(parsed.key == row["environment"], "its environment has another key")
     return StoredPlan(row["id"], plan, parsed, row["status"], row["created_at"])
-
-
-def find_plan(
-    connection: sqlite3.Connection,
-    problem: Problem,
-    environment: Environment,
-    status: str = COMPLETE,
-) -> Found | None:
-    """The newest plan that matches exactly, else compatibly, else one for another chip.
-
-    The name of the network does not count: its layers are all in the graph.
-    """
-    wanted = ({**layers, "status": status} for layers in problem.layers)
-    stored = [item for where in wanted for item in newest_plans(connection, where)]
-    return best_of(stored, problem, environment)
-
-
-def best_of(
-    stored: Iterable[StoredPlan], problem: Problem, environment: Environment
-) -> Found | None:
-    """As `find_plan`, of plans that all have the problem's graph."""
-
-    def found(item: StoredPlan) -> Found:
-        here = item.plan.problem.arch == problem.arch
-        match = environment.match(item.environment) if here else "foreign"
-        return Found(item.plan, item.environment, match, item.id)
-
-    return best(map(found, stored))
-
-
-def best(found: Iterable[Found | None]) -> Found | None:
-    """The first of the best matches; of equal ones a measured plan before a predicted one."""
-    order = ("exact", "compatible", "foreign")
-
-    def place(item: Found) -> tuple[int, bool]:
-        return order.index(item.match), item.plan.origin == PREDICTED
-
-    return min((item for item in found if item is not None), key=place, default=None)

@@ -17,6 +17,8 @@ from plantune.base.warning import warn
 from plantune.devices.machine import Environment
 from plantune.errors import DatabaseWarning, PlantuneError
 from plantune.plans.database import rows
+from plantune.plans.database.finding import best, find_plan
+from plantune.plans.database.missing_families import with_known_families
 from plantune.plans.database.team import FAULTS, from_file, plans_of
 from plantune.plans.problem import Problem
 from plantune.plans.written_words import MEASURED
@@ -43,7 +45,7 @@ def find_stored_plan(
         found.append(_find_in(path, whose, problem, environment))
         if found[-1] is not None and found[-1].match == "exact":
             break
-    return rows.best(found)
+    return best(found)
 
 
 def shipped_contender(problem: Problem, environment: Environment) -> rows.Found | None:
@@ -71,7 +73,7 @@ def stored_plans_in(path: Path) -> list[rows.StoredPlan]:
         if path.is_file():
             with closing(rows.connect_read_only(path, WAIT_S)) as connection:
                 if rows.schema_version(connection) == rows.SCHEMA_VERSION:
-                    return rows.read_plans(connection, {})
+                    return with_known_families(rows.read_plans(connection, {}), str(path))
     return []
 
 
@@ -99,7 +101,7 @@ def _find_in(
     path: Path, whose: str, problem: Problem, environment: Environment
 ) -> rows.Found | None:
     def find(connection: sqlite3.Connection) -> rows.Found | None:
-        found = rows.find_plan(connection, problem, environment)
+        found = find_plan(connection, problem, environment)
         return None if found is None else replace(found, whose=whose)
 
     try:

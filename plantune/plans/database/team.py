@@ -16,6 +16,7 @@ from typing import TypeVar
 from plantune.base.files import read_regular
 from plantune.errors import ForeignFile, InvalidPlan
 from plantune.plans.database import rows
+from plantune.plans.database.missing_families import with_known_families
 
 T = TypeVar("T")
 SIZE_LIMIT_BYTES = 256 << 20
@@ -27,8 +28,11 @@ EXPECTED = "give a file that `plantune export` or `plantune plans merge` wrote"
 
 
 def plans_of(path: Path) -> list[rows.StoredPlan]:
-    """All plans of a file, the newest first; raises one of FAULTS if it cannot be read."""
-    return from_file(path, lambda connection: rows.read_plans(connection, {}))
+    """The plans of a file whose kernel families are here, the newest first; raises one of FAULTS if
+    it cannot be read.
+    """
+    stored = from_file(path, lambda connection: rows.read_plans(connection, {}))
+    return with_known_families(stored, str(path))
 
 
 def from_file(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:

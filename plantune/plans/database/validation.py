@@ -11,6 +11,7 @@ from plantune.devices.machine import Environment
 from plantune.errors import InvalidPlan
 from plantune.graph.types import DTYPES, TensorType
 from plantune.kernels.family import Candidate
+from plantune.kernels.registry import is_family
 from plantune.plans.database.rows import EVIDENCE, StoredPlan
 from plantune.plans.plan import Plan
 from plantune.plans.problem import Problem
@@ -84,12 +85,19 @@ def _check_choices(plan: Plan) -> None:
 
 
 def _check_candidate(candidate: Candidate, where: str, arch: str) -> None:
-    space = _search_space(arch)
-    family, config = candidate.family, candidate.config
+    """One of a family that is not here is never run, and its config must be printable."""
+    family, config, space = candidate.family, candidate.config, _search_space(arch)
+    if family in space.families:
+        admitted = space.admits(family, config)
+        _require(admitted, f"{where}.config", dict(config), f"in the search space of {arch}")
+        return
+    is_missing = _is_name(family) and not is_family(family)
     known = ", ".join(space.families)
-    _require(family in space.families, f"{where}.family", family, f"one of {known}")
-    admitted = space.admits(family, config)
-    _require(admitted, f"{where}.config", dict(config), f"in the search space of {arch}")
+    _require(is_missing, f"{where}.family", family, f"one of {known}")
+    for key, value in config.items():
+        parts = value if isinstance(value, tuple) else (value,)
+        plain = _is_name(key) and all(map(_is_plain, parts))
+        _require(plain, f"{where}.config", {key: value}, "numbers and short printable texts")
 
 
 _search_space = cache(load_search_space)

@@ -15,6 +15,7 @@ from plantune.devices.machine import Environment
 from plantune.errors import DamagedRow, PlantuneError
 from plantune.plans.database import exports, rows
 from plantune.plans.database.exports import export_plans, import_plans
+from plantune.plans.database.finding import find_plan
 from plantune.plans.database.plan_database import PlanDatabase, lies_in_file
 from plantune.plans.database.rows import StoredPlan
 from plantune.plans.database.stored import find_stored_plan
@@ -162,7 +163,7 @@ def test_plans_are_found_by_an_index(path: Path, here: Environment, plan: Plan) 
     asked: list[str] = []
     with closing(rows.connect_read_only(path, 1.0)) as connection:
         connection.set_trace_callback(asked.append)
-        assert rows.find_plan(connection, plan.problem, here) is not None
+        assert find_plan(connection, plan.problem, here) is not None
         connection.set_trace_callback(None)
         queries = [query for query in asked if "FROM plans" in query]
         how = [

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ import pytest
 
 from plantune.base.canonical import Attrs
 from plantune.base.outcome import Measured, Rejected
+from plantune.base.paths import database_path
 from plantune.devices.machine import Environment
 from plantune.plans.database.exports import export_plans, import_plans
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.plan_file import PlanFile, read_plan_file
 from plantune.plans.database.stored import find_stored_plan
 from plantune.plans.plan import Plan, check_plan, is_for, named_as
+from plantune.plans.written_words import FRAMEWORK, GUESS, MEASURED
+from plantune.runtime.calls.choose import LosingPlan
 from plantune.space.search_space import load_search_space
 
 from .conftest import rows_of
@@ -30,6 +34,21 @@ FILES = Path(__file__).parent / "data" / "of_0_1"
 INDEX: dict[str, dict[str, Any]] = json.loads((FILES / "index.json").read_text("utf-8"))
 ARCHS = ("cpu", "sm80", "sm90")
 RUN_HERE = [name for name, entry in ENTRIES.items() if entry.arch == "cpu"]
+# A plan as JSON is for the call that a module was made for, which is one without autocast.
+RUN = [
+    (kind, name)
+    for kind in ("an export", "JSON", "the user's database")
+    for name in RUN_HERE
+    if kind != "JSON" or ENTRIES[name].autocast is None
+]
+# Plans that nobody searched for, as JSON: their digest, and what they are.
+UNSEARCHED = {
+    "a guess": ("e3410c952c829e94cae34e3fac79cadc949ea6e2321ad22c6773efea9b44c138", GUESS),
+    "the frameworks": (
+        "ba55ae29697466be7e76e7554da40fb389e6038c0b4149aa76151fadcd7f6248",
+        FRAMEWORK,
+    ),
+}
 TRIED = ("inference", "training under autocast", "tf32")
 
 
@@ -42,6 +61,10 @@ def _nobodys_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def user(tmp_path: Path) -> Path:
     return Path(shutil.copy(FILES / "user.db", tmp_path))
+
+
+def json_of(name: str) -> Path:
+    return FILES / f"{name.replace(' ', '_')}.json"
 
 
 def elsewhere(environment: Environment) -> Environment:
@@ -111,6 +134,7 @@ def test_a_partial_plan_is_listed_and_not_used(user: Path) -> None:
     with PlanDatabase.open(user) as database:
         partial = [item for item in database.plans() if item.status == "partial"]
     assert [item.plan.problem.graph for item in partial] == [INDEX["inference"]["graph"]]
+    assert partial[0].plan.origin == FRAMEWORK
     assert partial[0].id not in {kept["id"] for kept in INDEX.values()}
 
 
@@ -139,19 +163,55 @@ def test_an_export_is_imported_and_written_again_as_it_was(tmp_path: Path, arch:
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_a_plan_as_json_keeps_its_digest_and_its_text(name: str) -> None:
-    path = FILES / f"{name.replace(' ', '_')}.json"
+    path = json_of(name)
     plan = read_plan_file(path)
     assert isinstance(plan, Plan)
     assert (plan.digest, plan.dumps() + "\n") == (INDEX[name]["plan"], path.read_text("utf-8"))
     assert is_for(plan, ENTRIES[name].sought[0])
 
 
-@pytest.mark.parametrize("name", RUN_HERE)
-def test_a_user_runs_from_the_file(name: str) -> None:
+@pytest.mark.parametrize("name", UNSEARCHED)
+def test_a_plan_that_nobody_searched_for_keeps_its_digest_and_its_text(name: str) -> None:
+    """Both are written as `default`; which one it is follows from its kernels."""
+    path, (digest, origin) = json_of(name), UNSEARCHED[name]
+    plan = read_plan_file(path)
+    assert isinstance(plan, Plan)
+    assert (plan.digest, plan.origin, plan.written_origin) == (digest, origin, "default")
+    assert plan.dumps() + "\n" == path.read_text("utf-8")
+    graph, _ = ENTRIES["a GPU"].sought
+    check_plan(plan, graph, load_search_space("sm90"))
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_team_finds_it_in_an_export(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry, kept = ENTRIES[name], INDEX[name]
+    _, problem = entry.sought
+    monkeypatch.setenv("PLANTUNE_PLANS", str(FILES / f"{entry.arch}.db"))
+    found = find_stored_plan(problem, entry.environment, database=tmp_path / "none.db")
+    assert found is not None
+    assert (found.whose, found.match, found.plan.digest) == ("team", "exact", kept["plan"])
+
+
+@pytest.mark.parametrize(("kind", "name"), RUN)
+def test_a_user_runs_from_the_file(
+    kind: str, name: str, user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On whatever machine the test is: the plan is proved there first."""
     entry = ENTRIES[name]
     file = read_plan_file(FILES / "cpu.db")
     assert isinstance(file, PlanFile)
     kept = file.plan_for(entry.sought[1], CPU)
-    stock = entry.called(plan=FILES / "cpu.db")
+    if kind == "the user's database":
+        folder = tmp_path / "of the user"
+        folder.mkdir()
+        shutil.copy(user, folder / database_path().name)
+        monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(folder))
+        lost = "lost_to" in kept.evidence
+        with pytest.warns(LosingPlan, match="1.25 of its time") if lost else nullcontext():
+            stock = entry.called()
+    else:
+        stock = entry.called(plan=FILES / "cpu.db" if kind == "an export" else json_of(name))
     assert (stock.plan.choices, stock.plan.evidence) == (kept.choices, kept.evidence)
+    assert stock.plan.origin == MEASURED

@@ -25,7 +25,7 @@ from plantune.graph.graph import Graph
 from plantune.kernels.family import Candidate
 from plantune.plans.database.exports import export_plans
 from plantune.plans.database.plan_database import PlanDatabase
-from plantune.plans.guess import COMPILED, default_plan, hand_plan
+from plantune.plans.guess import COMPILED, default_plan, guessed_plan, hand_plan
 from plantune.plans.plan import Plan, check_plan
 from plantune.plans.problem import Problem
 from plantune.plans.step_times import StepTimes
@@ -168,6 +168,10 @@ def write(folder: Path) -> None:
         for name in ("inference", "training under autocast", "tf32"):
             for trial in trials_of(ENTRIES[name]):
                 database.put_trial(*trial[:2], ENTRIES[name].environment, trial[2])
+        graph, problem = ENTRIES["a GPU"].sought
+        for name, make in (("a_guess", guessed_plan), ("the_frameworks", default_plan)):
+            unsearched = make(graph, load_search_space("sm90"), network=problem.network)
+            (folder / f"{name}.json").write_text(unsearched.dumps() + "\n", "utf-8")
         for arch in ("cpu", "sm80", "sm90"):
             export_plans(database, folder / f"{arch}.db", arch)
     (folder / "index.json").write_text(json.dumps(index, indent=1) + "\n", "utf-8")

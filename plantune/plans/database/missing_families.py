@@ -1,0 +1,47 @@
+"""Stored plans that name kernel families which are not here: another release had them, or their
+package is not installed. Such a plan is passed over as if it was not stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from plantune.base.warning import warn
+from plantune.errors import DatabaseWarning
+from plantune.kernels.registry import is_family
+from plantune.plans.database.rows import StoredPlan
+from plantune.plans.plan import Plan
+
+WHAT_TO_DO = "`plantune search` finds a plan of the families that are here"
+# Of which plans a process has warned, by file and id.
+_warned: set[tuple[str, int]] = set()
+
+
+def missing_family(plan: Plan) -> str | None:
+    """A family of the plan that is not here, None if all are."""
+    named = dict.fromkeys(choice.candidate.family for choice in plan.choices)
+    return next((name for name in named if not is_family(name)), None)
+
+
+def with_known_families(stored: Iterable[StoredPlan], place: str) -> list[StoredPlan]:
+    """Those of the plans in a file whose families are all here; warns of the others."""
+    every = list(stored)
+    passed_over = [item for item in every if missing_family(item.plan) is not None]
+    warn_of(passed_over, place)
+    return [item for item in every if item not in passed_over]
+
+
+def warn_of(passed_over: Sequence[StoredPlan], place: str) -> None:
+    """One warning for all of a file, and none of a plan that was in an earlier one."""
+    new = [item for item in passed_over if (place, item.id) not in _warned]
+    if not new:
+        return
+    _warned.update((place, item.id) for item in new)
+    first = new[0]
+    more = f" and {len(new) - 1} more" if new[1:] else ""
+    warn(
+        f"{place}: plan {first.id} for {first.plan.problem}{more}: passed over, for the kernel "
+        f"family {missing_family(first.plan)!r:.80} is not here (removed, or its package is not "
+        f"installed); {WHAT_TO_DO}",
+        DatabaseWarning,
+    )

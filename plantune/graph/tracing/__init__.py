@@ -5,7 +5,8 @@
 - `eager_strides`: how eager's results are stored.
 - What torch would hide from a trace: `autocast`, `custom_functions`, `own_backward`, `views`,
   `constants`, `averages`, `shapes`, `purity`, `validation`, `modes`.
-- What a module keeps for itself: `held_objects`, `foreign_draws`, `leaks`, `memo`, `devices`.
+- What a forward does beside what it returns: `side_effects`; where a module has its tensors:
+  `devices`.
 - Where it stopped, and in which line: `untraced`, `lines`.
 - `tape` is a trace as data, for another process.
 """

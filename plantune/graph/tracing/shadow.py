@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from plantune.errors import UnsupportedModule
 from plantune.graph.tracing import averages
 from plantune.graph.tracing.arguments import CONSTANTS
-from plantune.graph.tracing.memo import Containers
 from plantune.graph.tracing.shapes import META
+from plantune.graph.tracing.side_effects.containers import Containers
 
 # torch's recurrent layers keep lists of their weights, which they make anew for other tensors.
 OWN_LISTS = {"_flat_weights", "_flat_weight_refs"}

@@ -36,15 +36,14 @@ from plantune.graph.tracing.arguments import CONSTANTS, Arguments
 from plantune.graph.tracing.constants import constant, indices
 from plantune.graph.tracing.custom_functions import applied, each_application
 from plantune.graph.tracing.devices import Placed
-from plantune.graph.tracing.foreign_draws import without_foreign_draws
-from plantune.graph.tracing.leaks import Leaks
 from plantune.graph.tracing.lines import files_of, line_in, line_of
-from plantune.graph.tracing.memo import depend
 from plantune.graph.tracing.modes import modes_as_before
 from plantune.graph.tracing.purity import Overload
 from plantune.graph.tracing.records import Derivative, Record
 from plantune.graph.tracing.shadow import Shadow, unsupported
 from plantune.graph.tracing.shapes import META, made_by
+from plantune.graph.tracing.side_effects.containers import depend
+from plantune.graph.tracing.side_effects.watch import SideEffects
 from plantune.graph.tracing.untraced import why_untraced
 from plantune.graph.tracing.validation import without_validation
 
@@ -94,7 +93,7 @@ def trace(module: nn.Module, arguments: Arguments, *, derives: bool | None = Non
     if derives is None:
         derives = any(child.training for child in module.modules())
     tracing = _Tracing(module, derives)
-    with TRACING, tracing.leaks:
+    with TRACING, tracing.side_effects:
         return tracing.run(arguments)
 
 
@@ -105,7 +104,8 @@ class _Tracing:
         self.module = module
         self.shadow = Shadow(module)
         self.derives = derives
-        self.line, self.leaks = "", Leaks()
+        self.line = ""
+        self.side_effects = SideEffects(module, self.unsupported)
         # Where the module runs, if that is known: whose autocast counts.
         self.kind = _kind_of_device(module)
         # The Functions in whose passes the trace is.
@@ -118,7 +118,6 @@ class _Tracing:
         before = kind_of((args, kwargs), id)
         with (
             self._refusing(arguments),
-            without_foreign_draws(self.module, self.unsupported),
             modes_as_before(),
             without_validation(),
             casting.under(arguments.autocast),
@@ -127,10 +126,10 @@ class _Tracing:
             _Recorder(self) as recorder,
             each_application(partial(self._applied, recorder), self.kind),
             _Calls(self, recorder),
-            self.leaks.following(recorder.records),
+            self.side_effects.watched(recorder.records),
             Placed(self.module),
         ):
-            made = self.leaks.made = self.shadow(*args, **kwargs)
+            made = self.side_effects.made(self.shadow(*args, **kwargs))
         if kind_of((args, kwargs), id) != before:
             raise self.unsupported("a forward that changes a list or dict among its arguments")
         if depend(self.shadow.remembered(), recorder.records, given):

@@ -89,11 +89,11 @@ def test_a_forward_that_draws_while_another_thread_rests() -> None:
 
 FIRST = """
 from torch import nn
-from plantune.graph.tracing.foreign_draws import without_foreign_draws
-with without_foreign_draws(nn.Identity(), SystemExit):
+from plantune.graph.tracing.side_effects.watch import SideEffects
+with SideEffects(nn.Identity(), SystemExit).watched([]):
     import numpy.random
     print("loaded", flush=True)
-with without_foreign_draws(nn.Identity(), SystemExit):
+with SideEffects(nn.Identity(), SystemExit).watched([]):
     numpy.random.rand()
 """
 

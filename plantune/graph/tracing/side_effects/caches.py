@@ -9,7 +9,8 @@ import functools
 import gc
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from sys import getrefcount
 from typing import Any
 
 from torch import Tensor
@@ -18,12 +19,9 @@ from torch.utils._pytree import tree_leaves
 
 from plantune.graph.tracing.records import Record
 
-# To a constant: that of the list, that of a loop, and that of the call that counts.
-REFERENCES = 3
 
-
-class Leaks:
-    """At its end, constants that were made in `following()` are taken out of dicts, lru_caches and
+class Caches:
+    """Emptied, constants that were made in `following()` are taken out of dicts, lru_caches and
     globals, as if the code there had not run. `made` is what that returned, which stays as it is.
     """
 
@@ -37,17 +35,28 @@ class Leaks:
         self._records = records
         return _Constants(self._constants)
 
-    def __enter__(self) -> Leaks:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def empty(self) -> None:
         given = [(r.args, dict(r.kwargs), r.result) for r in self._records if self._constants]
-        within = Counter(map(id, _tensors((given, self.made))))
         # Of one that has views there are more references than can be seen.
-        held = [t for t in self._constants if sys.getrefcount(t) > REFERENCES + within[id(t)]]
+        held = _held_beside(self._constants, Counter(map(id, _tensors((given, self.made)))))
         if held:
             own = {id(self._constants), id(held)}
             _take(held, own.union(map(id, _containers([*self._records, self.made]))))
+
+
+def _held_beside(objects: list[Any], known: Mapping[int, int]) -> list[Any]:
+    """Those of a list to which there are more references than that of the list and the known ones.
+
+    How many the loop and the call that counts add is asked with an object that nothing else has:
+    from Python 3.14 on these may borrow.
+    """
+    (alone,) = _counts([object()])
+    counted = zip(objects, _counts(objects), strict=True)
+    return [each for each, count in counted if count > alone + known[id(each)]]
+
+
+def _counts(objects: list[Any]) -> list[int]:
+    return [getrefcount(each) for each in objects]
 
 
 class _Constants(TorchFunctionMode):

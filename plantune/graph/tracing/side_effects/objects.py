@@ -110,7 +110,7 @@ class _Bytes:
     """State with arrays in it, which are equal if their bytes are."""
 
     def __init__(self, state: Any) -> None:
-        self.state, self._plain = state, _plain(state)
+        self.state, self._plain = state, plain(state)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Bytes) and bool(other._plain == self._plain)
@@ -118,9 +118,10 @@ class _Bytes:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _plain(part: Any) -> Any:
+def plain(part: Any) -> Any:
+    """State that can be compared: arrays as their bytes."""
     if isinstance(part, dict):
-        return {key: _plain(value) for key, value in part.items()}
+        return {key: plain(value) for key, value in part.items()}
     return part.tobytes() if hasattr(part, "tobytes") else part
 
 

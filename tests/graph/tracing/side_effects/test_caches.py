@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import plantune
 from plantune.errors import UnsupportedModule
+from plantune.graph.tracing.side_effects import caches
 from plantune.plans.plan import PROGRAM
 from plantune.runtime.calls import choose
 
@@ -76,6 +78,14 @@ class Net(nn.Module):
         return {"made": made, "ones": torch.ones(3), "more": [torch.zeros(2)]}
 
 
+@pytest.fixture(params=[0, 1, 2], autouse=True)
+def borrowed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """References that this Python, or another one, does not count in calls and loops."""
+    count: int = request.param
+    monkeypatch.setattr(caches, "getrefcount", lambda each: sys.getrefcount(each) - count)
+    return count
+
+
 @pytest.fixture(params=[in_lru_cache, in_a_tuple, in_a_dict, in_a_global])
 def table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     """Made anew: the collector does not look at what it was told to freeze before."""
@@ -100,3 +110,11 @@ def test_it_is_gone_after_a_refusal_too(table: Any) -> None:
         plantune.optimize(net, x)
     net.fails = False
     assert net(x)["made"].device.type == "cpu"
+
+
+def test_what_others_have_is_told_from_what_only_the_trace_has() -> None:
+    """On this Python, and on one that counts fewer references."""
+    objects: list[Any] = [torch.ones(1), torch.ones(2), torch.ones(3)]
+    elsewhere, of_trace = {"cache": objects[1]}, (objects[2],)
+    held = caches._held_beside(objects, Counter([id(of_trace[0])]))
+    assert [len(each) for each in held] == [len(elsewhere["cache"])]

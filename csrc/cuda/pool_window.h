@@ -6,15 +6,6 @@
 
 namespace plantune {
 
-template <bool kFirst, typename First, typename Second>
-struct Either {
-  using Type = First;
-};
-template <typename First, typename Second>
-struct Either<false, First, Second> {
-  using Type = Second;
-};
-
 /// Window says the sizes, in which order the axes are, and how many channels a thread takes.
 template <typename Window>
 struct PoolWindow {

@@ -18,6 +18,15 @@ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 /// The largest power of two that is not above `value`.
 constexpr int power_below(int value) { return value < 2 ? 1 : 2 * power_below(value / 2); }
 
+template <bool kFirst, typename First, typename Second>
+struct Either {
+  using Type = First;
+};
+template <typename First, typename Second>
+struct Either<false, First, Second> {
+  using Type = Second;
+};
+
 template <int kBytes>
 struct WordOf;
 template <>

@@ -2,6 +2,7 @@
 
 - What a family is, and how it is found and built: `family`, `registry`, `legality`, `build`,
   `chips`, `rendering`.
+- What changes of layout and casts cost: `conversions`.
 - `torch_ops` runs each op by the framework, `one_call` two of them.
 - `patterns` reads steps for the families; `weights` prepares what they read.
 - What some of them share: `cpu`, `cuda`, `cutlass`, `hopper`, `recurrent`.

@@ -121,6 +121,8 @@ CUDA_PREFERENCES = (
     Preference("pointwise_sum"),
     Preference("pointwise", {"layout": "nhwc"}),
     Preference("pointwise", {"layout": "nchw"}),  # of what has not four dimensions
+    Preference("cast", {"layout": "nhwc"}),
+    Preference("cast"),
     Preference("view"),
     Preference("framework", {"layout": "nhwc"}),
 )
@@ -321,6 +323,9 @@ def _following(
     makes = any(len(type_.shape) == 4 for _, type_ in step.outputs)
     if not images and makes:
         images = {"nchw"}
+    if candidate.family == "cast" and len(images) == 1 and step.phase != "refresh":
+        other = Candidate("cast", Attrs(candidate.config, source_layout=images.pop()))
+        return candidate if why_not(step, other, space) else other
     if candidate.family not in ANY_LAYOUT or len(images) != 1 or step.phase == "refresh":
         return candidate
     other = Candidate(candidate.family, Attrs(candidate.config, layout=images.pop()))

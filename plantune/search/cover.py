@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import attrgetter, or_
 from typing import NamedTuple
 
 from plantune.errors import InvalidGraph
-from plantune.graph import Graph, TensorType
+from plantune.graph import Graph
 from plantune.graph.partition import partition_into
+from plantune.kernels.conversions import ConversionCost
 from plantune.search.candidates import StepCandidate
 
 # States kept per node. A graph that needs no more gets its best cover. Training graphs keep many
@@ -22,21 +22,6 @@ BEAM, NARROW_BEAM = 256, 32
 MOST_STATES = 1 << 15
 Cover = tuple[StepCandidate, ...]
 Priced = tuple[StepCandidate, float]
-
-
-@dataclass(frozen=True)
-class ConversionCost:
-    """What it costs to change the layout of a value, roughly."""
-
-    launch_us: float
-    bytes_per_us: float
-
-    def time_us(self, type_: TensorType) -> float:
-        return self.launch_us + 2 * type_.size_bytes / self.bytes_per_us
-
-
-# By the kind of arch: two cores with AVX-512, 2026-11-20; an H200, 2026-11-28.
-CONVERSION_COSTS = {"cpu": ConversionCost(4.0, 8e3), "cuda": ConversionCost(2.0, 3.8e6)}
 
 
 class _State(NamedTuple):
@@ -98,7 +83,7 @@ def best_covers(
     graph: Graph,
     candidates: Iterable[Priced],
     wanted: int,
-    conversion: ConversionCost = CONVERSION_COSTS["cpu"],
+    conversion: ConversionCost,
     beam: int = BEAM,
 ) -> list[tuple[float, Cover]]:
     """Up to `wanted` covers with their summed cost, the cheapest first.

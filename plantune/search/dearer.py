@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 
 from plantune.graph import Graph
+from plantune.kernels.conversions import ConversionCost, conversion_cost
 from plantune.plans.plan import Plan
 from plantune.search.candidates import StepCandidate, candidates_of
 from plantune.search.costs import Costs
-from plantune.search.cover import CONVERSION_COSTS, ConversionCost, Cover, best_covers
+from plantune.search.cover import Cover, best_covers
 from plantune.search.ranking import CLOSE
 from plantune.search.step_search import StepSearch
 from plantune.space import SearchSpace
@@ -42,7 +43,7 @@ def _is_dearer(
     common = [item for item in cover if (item.nodes, item.candidate) in chosen]
     apart_us = best_us - sum(map(steps.costs.of, common))
     limit_us = best_us + CLOSE[kind] * apart_us + ROUNDING_US
-    return _least_us(own, graph, steps.costs, CONVERSION_COSTS[kind]) > limit_us
+    return _least_us(own, graph, steps.costs, conversion_cost(space.arch)) > limit_us
 
 
 def _least_us(

@@ -21,7 +21,7 @@ from plantune.devices.cuda.build import Binary
 from plantune.errors import BuildError, NoViableCandidate
 from plantune.graph import Attrs, Graph, Step
 from plantune.kernels.build import build
-from plantune.kernels.chips import measured_chip
+from plantune.kernels.conversions import conversion_cost
 from plantune.kernels.cuda.cuda_family import CudaFamily, block_shared_bytes
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
@@ -31,7 +31,7 @@ from plantune.plans.problem import Problem
 from plantune.plans.written_words import PREDICTED
 from plantune.search.candidates import Key, StepCandidate, step_candidates
 from plantune.search.costs import Costs
-from plantune.search.cover import CONVERSION_COSTS, ConversionCost, Cover, best_covers
+from plantune.search.cover import Cover, best_covers
 from plantune.search.ranking import plan_of
 from plantune.space import Arch
 from plantune.space.search_space import load_search_space
@@ -148,7 +148,7 @@ class Predictor:
 
     def _best_cover(self) -> tuple[float, Cover]:
         arch, priced = self._space.arch, self._costs.priced(self._candidates)
-        found = best_covers(self._graph, priced, 1, conversion_on(arch))
+        found = best_covers(self._graph, priced, 1, conversion_cost(arch))
         if not found:
             raise NoViableCandidate(f"no candidates cover {self._problem.network} on {arch.name}")
         return found[0]
@@ -223,15 +223,6 @@ class Predictor:
         item = StepCandidate(step, candidate, self._space.arch)
         footprint = self._costs.footprints.get(item.key)
         return PredictedStep(step, candidate, item.estimate_us, footprint)
-
-
-def conversion_on(arch: Arch) -> ConversionCost:
-    """What changing a layout costs on the chip of an arch."""
-    usual = CONVERSION_COSTS[arch.kind]
-    if arch.chip is None:
-        return usual
-    share = arch.chip.memory_gb_per_s / measured_chip().memory_gb_per_s
-    return replace(usual, bytes_per_us=usual.bytes_per_us * share)
 
 
 def footprint_of(

@@ -11,6 +11,7 @@ from typing import Any
 from plantune.base.outcome import Measured, Outcome, Rejected, is_noisy
 from plantune.errors import OutOfTime
 from plantune.graph import Graph
+from plantune.kernels.conversions import conversion_cost
 from plantune.kernels.family import Candidate
 from plantune.plans.plan import Plan
 from plantune.search import policy
@@ -27,7 +28,6 @@ from plantune.search.candidates import (
 from plantune.search.clusters import Clusters, Weighed
 from plantune.search.costs import Costs
 from plantune.search.cover import (
-    CONVERSION_COSTS,
     NARROW_BEAM,
     Cover,
     beam_for,
@@ -54,7 +54,7 @@ class StepSearch:
         studies: Studies | None = None,
     ) -> None:
         self.graph, self._arch = graph, space.arch
-        self._conversion = CONVERSION_COSTS[space.arch.kind]
+        self._conversion = conversion_cost(space.arch)
         self.candidates = step_candidates(graph, space)
         self.costs = Costs()
         self._clusters = Clusters(self.candidates, self.costs, studies)

@@ -49,6 +49,8 @@ AXES: Mapping[str, rules.Rule] = {
     **dict.fromkeys(words("images units rows columns groups"), rules.whole_number(1, 64)),
     "samples": rules.whole_number(1, 32),
     "vectors": rules.whole_number(1, 16),
+    # In which images are read, if that is not `layout`.
+    "source_layout": rules.one_of("nchw", "nhwc"),
     # Threads that share a row of numbers.
     "lanes": rules.one_of(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
     # An execution plan of cuDNN: its engine, and the values of its knobs.

@@ -15,15 +15,18 @@ from plantune.errors import InvalidGraph
 from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives, partition_into
 from plantune.graph.step import Step
+from plantune.kernels.conversions import conversion_cost
 from plantune.kernels.family import Candidate
 from plantune.search.cover import (
     BEAM,
-    CONVERSION_COSTS,
     MOST_STATES,
     NARROW_BEAM,
     beam_for,
     best_covers,
 )
+from plantune.space.arch import load_arch
+
+CONVERSION = conversion_cost(load_arch("cpu"))
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def cost_of(graph, cover, costs):
         total += us[item.nodes, item.candidate]
         for name, layout in item.demands.items():
             if layouts.get(name, layout) != layout:
-                total += CONVERSION_COSTS["cpu"].time_us(graph.types[name])
+                total += CONVERSION.time_us(graph.types[name])
         layouts.update(item.makes)
     return total
 
@@ -101,7 +104,7 @@ def test_it_is_the_best_of_all(graph, seed):
         for step, layout in itertools.product(steps, ("nchw", "nhwc"))
     ]
     expected = min(cost_of(graph, cover, costs) for cover in all_covers(graph, costs))
-    cost, cover = best_covers(graph, costs, 1)[0]
+    cost, cover = best_covers(graph, costs, 1, CONVERSION)[0]
     assert cost == pytest.approx(expected)
     assert cost_of(graph, cover, costs) == pytest.approx(expected)
 
@@ -112,7 +115,7 @@ def test_the_next_best_follow_in_order(graph):
         priced(step, draw.uniform(1, 40), "nchw") for step in alternatives(graph, all_fusions())
     ]
     totals = sorted(cost_of(graph, cover, costs) for cover in all_covers(graph, costs))
-    found = best_covers(graph, costs, 3)
+    found = best_covers(graph, costs, 3, CONVERSION)
     assert [cost for cost, _ in found] == pytest.approx(totals[:3])
 
 
@@ -121,25 +124,24 @@ def test_a_conversion_has_its_price(graph):
     steps = [step for step in alternatives(graph, all_fusions()) if len(step.nodes) == 1]
     costs = [priced(step, 10.0, "nchw") for step in steps]
     conv2 = next(step for step in steps if step.name == "conv2/conv2d")
-    price = CONVERSION_COSTS["cpu"].time_us(graph.types["conv2/conv2d"])
+    price = CONVERSION.time_us(graph.types["conv2/conv2d"])
     saved = [priced(conv2, 10.0 - price / 2, "nhwc")]
-    assert {o.candidate.config["layout"] for o in best_covers(graph, costs + saved, 1)[0][1]} == {
-        "nchw"
-    }
+    _, cover = best_covers(graph, costs + saved, 1, CONVERSION)[0]
+    assert {chosen.candidate.config["layout"] for chosen in cover} == {"nchw"}
     saved = [priced(conv2, 10.0 - 3 * price, "nhwc")]
-    _, cover = best_covers(graph, costs + saved, 1)[0]
+    _, cover = best_covers(graph, costs + saved, 1, CONVERSION)[0]
     assert {o.step.name for o in cover if o.candidate.config["layout"] == "nhwc"} == {conv2.name}
 
 
 def test_without_an_option_for_a_node_there_is_no_cover(graph):
     steps = [step for step in alternatives(graph, all_fusions()) if "relu" not in step.ops]
-    assert best_covers(graph, [priced(step, 1.0, "nchw") for step in steps], 1) == []
+    assert best_covers(graph, [priced(step, 1.0, "nchw") for step in steps], 1, CONVERSION) == []
 
 
 def test_an_option_that_costs_infinitely_much_is_never_needed(graph):
     steps = alternatives(graph, all_fusions())
     costs = [priced(step, math.inf if len(step.nodes) > 1 else 1.0, "nchw") for step in steps]
-    cost, cover = best_covers(graph, costs, 1)[0]
+    cost, cover = best_covers(graph, costs, 1, CONVERSION)[0]
     assert cost == len(graph.nodes)
     assert all(len(item.step.nodes) == 1 for item in cover)
 
@@ -155,5 +157,5 @@ def test_few_states_find_the_best_of_a_chain(graph):
     draw = random.Random(1)
     steps = alternatives(graph, all_fusions())
     costs = [priced(step, draw.uniform(1, 40), "nchw") for step in steps]
-    (wide,), (narrow,) = (best_covers(graph, costs, 1, beam=beam) for beam in (BEAM, 4))
+    (wide,), (narrow,) = (best_covers(graph, costs, 1, CONVERSION, beam) for beam in (BEAM, 4))
     assert narrow[0] == pytest.approx(wide[0])

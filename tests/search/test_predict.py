@@ -12,11 +12,12 @@ from plantune.errors import BuildError, InvalidPlan
 from plantune.graph.graph import Graph
 from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
+from plantune.kernels.conversions import conversion_cost
 from plantune.kernels.family import Candidate
 from plantune.plans.plan import check_plan
 from plantune.plans.problem import Problem
 from plantune.search import predict
-from plantune.search.predict import FAILURES_MAX, Prediction, Predictor, conversion_on
+from plantune.search.predict import FAILURES_MAX, Prediction, Predictor
 from plantune.space.search_space import load_search_space
 
 
@@ -171,6 +172,6 @@ def test_other_errors_are_not_rejections(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_conversions_follow_the_memory_of_the_chip() -> None:
-    slow, quick = (conversion_on(load_search_space(name).arch) for name in ("sm75", "sm90"))
+    slow, quick = (conversion_cost(load_search_space(name).arch) for name in ("sm75", "sm90"))
     assert quick.bytes_per_us / slow.bytes_per_us == pytest.approx(4800 / 320)
-    assert conversion_on(load_search_space("cpu").arch).launch_us == 4.0
+    assert conversion_cost(load_search_space("cpu").arch).launch_us == 4.0

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from plantune.base.outcome import Measured, Rejected
+from plantune.kernels.conversions import conversion_cost
 from plantune.plans.guess import hand_plan
 from plantune.search.budget import Budget
 from plantune.search.builds import Builds
@@ -18,7 +19,9 @@ from plantune.search.cover import best_covers
 from plantune.search.policy import LEAST_PER_COVER, SLOWER
 from plantune.search.results import StepsSum, silent
 from plantune.search.step_search import StepSearch
+from plantune.space.arch import load_arch
 
+CONVERSION = conversion_cost(load_arch("cpu"))
 PLENTY = 600.0
 pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
 
@@ -34,7 +37,8 @@ def best_of_all(search, measurer):
     for item in search.candidates:
         time_us = measurer.time_us(item.step, item.candidate)
         costs.learn(item, Measured(time_us, time_us, time_us, 9, 0.0, 1.0, True))
-    return best_covers(search.graph, costs.priced(search.candidates, measured_only=True), 1)[0][0]
+    priced = costs.priced(search.candidates, measured_only=True)
+    return best_covers(search.graph, priced, 1, CONVERSION)[0][0]
 
 
 def test_nothing_is_measured_twice(search, measurer):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from plantune.devices.cuda.build import compile_cuda
-from plantune.kernels.cuda.image_layout import COUNT_MAX, design_of, layout_change
+from plantune.kernels.cuda.image_layout import COUNT_MAX, Elements, design_of, layout_change
 from plantune.space.arch import load_arch
 
 # Channels and pixels of an image, and bytes of an element: each kernel, whole words and not.
@@ -29,7 +29,7 @@ DTYPES = {1: torch.uint8, 2: torch.float16, 4: torch.float32, 8: torch.float64}
 
 
 def kernel_of(rows, columns, size_bytes):
-    design = design_of(rows, columns, size_bytes)
+    design = design_of(rows, columns, Elements.moved(size_bytes))
     return None if design is None else design.kernel.partition("<")[0]
 
 
@@ -54,11 +54,11 @@ def test_each_shape_has_its_kernel(rows, columns, kernel):
 def test_words_begin_where_every_row_and_column_does(size_bytes):
     """Of an image of any size: a word that began elsewhere would be an illegal address."""
     for rows, columns in itertools.product([1, 2, 3, 8, 24, 49, 64, 130, 196], repeat=2):
-        design = design_of(rows, columns, size_bytes)
+        design = design_of(rows, columns, Elements.moved(size_bytes))
         if design is None:
             continue
         kernel, _, numbers = design.kernel.rstrip(">").partition("<")
-        _, inward, outward, *tile = numbers.split(", ")
+        _, _, inward, outward, *tile = numbers.split(", ")
         inward, outward, tile = int(inward), int(outward), [*map(int, tile)]
         whole = rows * columns
         if kernel == "GatherRows":
@@ -79,7 +79,7 @@ def test_words_begin_where_every_row_and_column_does(size_bytes):
 def test_it_builds_within_the_limits_of_a_chip(name, arch):
     rows, columns, size_bytes = SIZES[name]
     for sides in ((rows, columns), (columns, rows)):
-        design = design_of(*sides, size_bytes)
+        design = design_of(*sides, Elements.moved(size_bytes))
         usage = compile_cuda(design.source, load_arch(arch)).usage["run"]
         assert usage.spill_bytes == 0
         assert usage.shared_bytes <= 48 << 10
@@ -123,13 +123,14 @@ def test_every_element_comes_where_it_belongs(name, images):
 
 
 @pytest.mark.gpu
-def test_what_does_not_begin_at_a_word_is_left_to_torch():
+def test_what_is_not_written_from_a_word_on_is_left_to_torch():
     arch = load_arch("sm{}{}".format(*torch.cuda.get_device_capability()))
     change = layout_change((1, 8, 4, 4), torch.float16, "nhwc", arch)
     out = torch.empty(1, 8, 4, 4, dtype=torch.float16, device="cuda")
     shifted = torch.empty(129, dtype=torch.float16, device="cuda")[1:].view(1, 8, 4, 4)
     pixels = out.contiguous(memory_format=torch.channels_last)
     assert change.turns(out, pixels)
-    assert not change.turns(shifted, pixels)
+    assert change.turns(shifted, pixels)  # it is read one by one
+    assert not change.turns(pixels, shifted)
     assert not change.turns(pixels, out)
     assert not change.turns(out.transpose(2, 3), pixels)

@@ -10,9 +10,9 @@ from plantune.cli.console import Console
 from plantune.cli.lookup import database, environment_here
 from plantune.devices.machine import Environment
 from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.planner.candidates import step_candidates
 from plantune.plans.workload import Workload
 from plantune.report.tables import counted
-from plantune.search.candidates import step_candidates
 from plantune.space.search_space import load_search_space
 
 

@@ -5,6 +5,7 @@
   `rivals` read parts of that evidence; `verdict` decides what a race showed, and `standing` says
   it.
 - `written_words` has what files and databases say for the words of the code.
+- `planner` covers graphs with steps by what these cost; searches use it, too.
 - `guess` makes plans from estimates, where nothing was measured.
 - `database` keeps plans, trials and leases.
 """

@@ -3,8 +3,8 @@
 - From start to end: `session` calls `search`, which starts by `warm_start`, measures by
   `step_search`, then ranks and races by `phases`, `ranking` and `judgement`; `results` has what
   goes in and comes out, `policy` the numbers that were chosen.
-- Which candidate is next: `candidates`, `clusters`, `queue`, `costs`, `cover`, `best_cover`,
-  `studies`.
+- Which candidate is next: `clusters`, `queue`, `costs`, `best_cover`, `studies`; covers are made
+  by `plantune/plans/planner`.
 - Measuring: `worker_pool` gives candidates to the measurers of `measuring`, `builds` compiles
   ahead, `budget` and `machine_log` watch the time and the machine, `elsewhere` uses other GPUs.
 - What is kept and known: `keeping`, `kept_times`, `known`; what is not ranked: `dearer`.

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from plantune.plans.planner.cover import NARROW_BEAM, Cover, Priced
 from plantune.search.costs import Costs
-from plantune.search.cover import NARROW_BEAM, Cover, Priced
 from plantune.search.results import StepsSum
 
 # The part of the time spent on finding it: 0.2 s for ResNet-50 in training.

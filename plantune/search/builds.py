@@ -14,7 +14,7 @@ from plantune.errors import BuildError, PlantuneError
 from plantune.kernels.registry import family_named
 from plantune.measure.worker.builder import Builder
 from plantune.measure.worker.client import Worker
-from plantune.search.candidates import LONG_BUILD_S, Key, StepCandidate
+from plantune.plans.planner.candidates import LONG_BUILD_S, Key, StepCandidate
 from plantune.space.arch import Arch
 
 # Measuring and this process need a core each.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from plantune.base.outcome import Measured, Outcome
 from plantune.kernels.family import Candidate
-from plantune.search.candidates import Cluster, Key, StepCandidate
+from plantune.plans.planner.candidates import Cluster, Key, StepCandidate
 from plantune.search.costs import Costs
 from plantune.search.queue import Queue
 from plantune.search.studies import Studies

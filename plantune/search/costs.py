@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from plantune.base.outcome import Measured, Outcome, is_noisy
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.search.candidates import VIEW, Cluster, Key, StepCandidate, heaviest_node
+from plantune.plans.planner.candidates import VIEW, Cluster, Key, StepCandidate, heaviest_node
 from plantune.search.results import StepsSum
 
 

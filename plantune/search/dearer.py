@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from plantune.graph import Graph
 from plantune.kernels.conversions import ConversionCost, conversion_cost
 from plantune.plans.plan import Plan
-from plantune.search.candidates import StepCandidate, candidates_of
+from plantune.plans.planner.candidates import StepCandidate, candidates_of
+from plantune.plans.planner.cover import Cover, best_covers
 from plantune.search.costs import Costs
-from plantune.search.cover import Cover, best_covers
 from plantune.search.ranking import CLOSE
 from plantune.search.step_search import StepSearch
 from plantune.space import SearchSpace

@@ -20,9 +20,9 @@ from plantune.plans.database.rows import COMPLETE, Found, StoredPlan
 from plantune.plans.database.stored import find_stored_plan, plans_of_team, stored_plans_in
 from plantune.plans.guess import default_plan, guessed_plan
 from plantune.plans.plan import EAGER, Choice, Plan, check_plan, is_for, named_as
+from plantune.plans.planner.candidates import FRAMEWORK, VIEW
 from plantune.plans.problem import Problem
 from plantune.plans.written_words import MEASURED, PREDICTED
-from plantune.search.candidates import FRAMEWORK, VIEW
 from plantune.search.ranking import distinct, fallback
 from plantune.space import SearchSpace
 

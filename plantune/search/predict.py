@@ -27,11 +27,11 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
 from plantune.measure.limits import REASON_LENGTH
 from plantune.plans.plan import Plan, pass_steps
+from plantune.plans.planner.candidates import Key, StepCandidate, step_candidates
+from plantune.plans.planner.cover import Cover, best_covers
 from plantune.plans.problem import Problem
 from plantune.plans.written_words import PREDICTED
-from plantune.search.candidates import Key, StepCandidate, step_candidates
 from plantune.search.costs import Costs
-from plantune.search.cover import Cover, best_covers
 from plantune.search.ranking import plan_of
 from plantune.space import Arch
 from plantune.space.search_space import load_search_space

@@ -17,13 +17,13 @@ from plantune.measure import timing as timings_of
 from plantune.measure.timing import Timing, in_common, joined, ratio_interval
 from plantune.plans.guess import FALLBACK, default_plan
 from plantune.plans.plan import Choice, Plan, check_plan, pass_steps
+from plantune.plans.planner.candidates import FRAMEWORK, VIEW, Key, candidates_of
+from plantune.plans.planner.cover import Cover
 from plantune.plans.written_words import MEASURED
 from plantune.runtime.program.branches import branches_of
 from plantune.runtime.program.schedule import make_schedule
 from plantune.search.builds import built_as
-from plantune.search.candidates import FRAMEWORK, VIEW, Key, candidates_of
 from plantune.search.costs import times_us
-from plantune.search.cover import Cover
 from plantune.search.step_search import StepSearch
 from plantune.space.search_space import SearchSpace
 

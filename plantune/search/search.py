@@ -20,11 +20,11 @@ from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.rows import Found
 from plantune.plans.guess import framework_plans, guessed_plan, hand_plan
 from plantune.plans.plan import Plan, check_plan
+from plantune.plans.planner.cover import Cover
 from plantune.plans.problem import Problem
 from plantune.search import policy
 from plantune.search.budget import CALLS_IN_A_RACE, Budget
 from plantune.search.builds import Builds, builds_for
-from plantune.search.cover import Cover
 from plantune.search.dearer import without_dearer
 from plantune.search.elsewhere import prove_elsewhere, start_all
 from plantune.search.endings import NOTHING_LEFT, REFUTED, Endings, why_needless

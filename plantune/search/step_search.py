@@ -14,25 +14,25 @@ from plantune.graph import Graph
 from plantune.kernels.conversions import conversion_cost
 from plantune.kernels.family import Candidate
 from plantune.plans.plan import Plan
-from plantune.search import policy
-from plantune.search.best_cover import BestCover, surest
-from plantune.search.budget import Budget, Durations
-from plantune.search.builds import Builds, built_as
-from plantune.search.candidates import (
+from plantune.plans.planner.candidates import (
     LONG_BUILD_S,
     Key,
     StepCandidate,
     eagers_calls,
     step_candidates,
 )
-from plantune.search.clusters import Clusters, Weighed
-from plantune.search.costs import Costs
-from plantune.search.cover import (
+from plantune.plans.planner.cover import (
     NARROW_BEAM,
     Cover,
     beam_for,
     best_covers,
 )
+from plantune.search import policy
+from plantune.search.best_cover import BestCover, surest
+from plantune.search.budget import Budget, Durations
+from plantune.search.builds import Builds, built_as
+from plantune.search.clusters import Clusters, Weighed
+from plantune.search.costs import Costs
 from plantune.search.measuring import TrialStore
 from plantune.search.results import Progress, Report, StepsSum
 from plantune.search.studies import Studies

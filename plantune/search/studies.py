@@ -20,7 +20,7 @@ from plantune.base.outcome import Outcome, Rejected, is_noisy
 from plantune.base.storage_urls import without_secrets
 from plantune.base.warning import warn
 from plantune.kernels.family import Candidate
-from plantune.search.candidates import Cluster, Key, StepCandidate, heaviest_node
+from plantune.plans.planner.candidates import Cluster, Key, StepCandidate, heaviest_node
 
 Axes = dict[str, optuna.distributions.BaseDistribution]
 STORAGE_FAULTS = (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError)

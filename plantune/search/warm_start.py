@@ -10,7 +10,7 @@ from plantune.errors import OutOfTime
 from plantune.graph import Graph
 from plantune.measure.timing import Timing
 from plantune.plans.plan import Plan
-from plantune.search.candidates import LONG_BUILD_S, StepCandidate, candidates_of
+from plantune.plans.planner.candidates import LONG_BUILD_S, StepCandidate, candidates_of
 from plantune.search.phases import Run, compared, time_plans
 from plantune.search.ranking import affordable, distinct, is_late
 from plantune.space import SearchSpace

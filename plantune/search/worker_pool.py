@@ -14,7 +14,7 @@ from plantune.base.warning import warn
 from plantune.errors import UnsupportedDevice, WorkerDied
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.search.candidates import Key, StepCandidate
+from plantune.plans.planner.candidates import Key, StepCandidate
 
 # After these errors a slot is lost, and another one measures its candidates.
 LOST = (UnsupportedDevice, WorkerDied)

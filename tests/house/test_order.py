@@ -39,7 +39,7 @@ INSIDE = {
     "graph": ("operators", ". ops", "passes spelling", "tracing"),
     "kernels": (". cuda patterns weights", "cpu cutlass hopper recurrent", "families"),
     "measure": (".", "racing", "worker"),
-    "plans": (".", "database"),
+    "plans": (". planner", "database"),
     "runtime": ("watched", "program", "captured", "proof", "calls", "."),
 }
 # The registry walks the folder of families; it names none of them.

@@ -14,7 +14,7 @@ from plantune.kernels.family import Frame
 from plantune.kernels.one_call import calls_in, is_one_call
 from plantune.measure.inputs import draw_inputs
 from plantune.plans.guess import default_plan, framework_plans, hand_plan
-from plantune.search.candidates import step_candidates
+from plantune.plans.planner.candidates import step_candidates
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 

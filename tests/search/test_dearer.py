@@ -16,9 +16,9 @@ from plantune.measure.racing.race import Race
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.guess import default_plan, hand_plan
+from plantune.plans.planner.candidates import candidates_of
 from plantune.plans.problem import Problem
 from plantune.search.budget import Budget
-from plantune.search.candidates import candidates_of
 from plantune.search.dearer import without_dearer
 from plantune.search.results import Settings, silent
 from plantune.search.search import Search

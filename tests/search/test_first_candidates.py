@@ -17,10 +17,10 @@ from plantune.kernels import registry
 from plantune.measure.racing.race import Race
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.planner.candidates import step_candidates
 from plantune.plans.problem import Problem
 from plantune.search import search as search_module
 from plantune.search.builds import Builds
-from plantune.search.candidates import step_candidates
 from plantune.search.results import Settings
 from plantune.search.search import Search
 from plantune.search.step_search import StepSearch

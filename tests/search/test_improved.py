@@ -13,7 +13,7 @@ from plantune.graph.types import TensorType
 from plantune.measure.timing import Timing
 from plantune.plans.guess import default_plan
 from plantune.plans.plan import check_plan
-from plantune.search.candidates import StepCandidate, step_candidates
+from plantune.plans.planner.candidates import StepCandidate, step_candidates
 from plantune.search.ranking import NEAR, branched, improved, swaps
 from plantune.space.search_space import load_search_space
 

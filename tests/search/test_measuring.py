@@ -9,7 +9,7 @@ import pytest
 from plantune.base.outcome import Measured, Rejected
 from plantune.devices.machine import Environment
 from plantune.plans.database.plan_database import PlanDatabase
-from plantune.search.candidates import step_candidates
+from plantune.plans.planner.candidates import step_candidates
 from plantune.search.measuring import StoredTrials
 
 COLD = Measured(10.0, 9.0, 11.0, 9, 0.0, 1.0, True, cache="cold")

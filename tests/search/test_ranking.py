@@ -10,7 +10,7 @@ import pytest
 from plantune.base.outcome import Measured, Rejected
 from plantune.measure.timing import Timing
 from plantune.plans.guess import COMPILED, default_plan, hand_plan
-from plantune.search.candidates import step_candidates
+from plantune.plans.planner.candidates import step_candidates
 from plantune.search.ranking import fastest, is_deterministic, is_tie
 
 pytestmark = pytest.mark.usefixtures("as_with_a_compiler")

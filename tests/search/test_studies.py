@@ -12,8 +12,8 @@ import sqlalchemy
 from optuna.trial import TrialState
 
 from plantune.base.outcome import Measured, Rejected
+from plantune.plans.planner.candidates import step_candidates
 from plantune.search.budget import Budget
-from plantune.search.candidates import step_candidates
 from plantune.search.results import silent
 from plantune.search.step_search import StepSearch
 from plantune.search.studies import Studies, opened, storage_url

@@ -32,10 +32,10 @@ from plantune.measure.machine_state import gpu_watcher, machine_for
 from plantune.measure.timing import Effort, Timing, ratio_interval
 from plantune.measure.worker.client import Worker
 from plantune.plans.plan import Choice, Plan
+from plantune.plans.planner.candidates import StepCandidate
 from plantune.plans.workload import Workload
 from plantune.search.budget import Budget
 from plantune.search.builds import builds_for
-from plantune.search.candidates import StepCandidate
 from plantune.search.elsewhere import start_all
 from plantune.search.measuring import WorkerMeasurer
 from plantune.search.ranking import plan_of

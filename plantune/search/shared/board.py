@@ -24,7 +24,7 @@ from plantune.base.jsonable import to_json
 from plantune.base.outcome import Measured, Outcome
 from plantune.devices.machine import Environment
 from plantune.errors import ForeignSearch
-from plantune.search.candidates import Key, StepCandidate
+from plantune.plans.planner.candidates import Key, StepCandidate
 from plantune.search.shared.board_rows import (
     BY,
     ENVIRONMENT,

@@ -14,7 +14,7 @@ from plantune.base.canonical import canonical
 from plantune.base.jsonable import from_json
 from plantune.base.outcome import Outcome
 from plantune.kernels.family import Candidate
-from plantune.search.candidates import Key, StepCandidate
+from plantune.plans.planner.candidates import Key, StepCandidate
 from plantune.search.results import Patience
 
 SEARCH, TRIAL, RANK = "search", "trial", "rank"

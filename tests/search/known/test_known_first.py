@@ -13,9 +13,9 @@ from plantune.errors import OutOfTime
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.guess import default_plan, hand_plan
 from plantune.plans.plan import candidates_by_step, check_plan
+from plantune.plans.planner.candidates import candidates_of
 from plantune.search import known, ranking, search
 from plantune.search.builds import Builds
-from plantune.search.candidates import candidates_of
 from plantune.search.machine_log import MachineLog
 from plantune.search.results import Settings
 

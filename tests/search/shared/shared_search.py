@@ -31,9 +31,9 @@ from plantune.graph.graph import Graph
 from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.planner.candidates import step_candidates
 from plantune.plans.problem import Problem
 from plantune.search.budget import Budget
-from plantune.search.candidates import step_candidates
 from plantune.search.measuring import StoredTrials
 from plantune.search.results import Patience
 from plantune.search.shared.joint import joined, wait_for_turn

@@ -19,7 +19,7 @@ from optuna.study import StudyDirection
 
 from plantune.base.outcome import Outcome
 from plantune.errors import StorageLost
-from plantune.search.candidates import Key
+from plantune.plans.planner.candidates import Key
 from plantune.search.results import Patience
 from plantune.search.shared.board_rows import TRIAL, rows_of
 from plantune.search.shared.rdb import Persistent, close_shared, opened_shared, with_driver

@@ -11,7 +11,7 @@ from plantune.errors import InvalidGraph
 from plantune.graph import Graph
 from plantune.graph.partition import partition_into
 from plantune.kernels.conversions import ConversionCost
-from plantune.search.candidates import StepCandidate
+from plantune.plans.planner.candidates import StepCandidate
 
 # States kept per node. A graph that needs no more gets its best cover. Training graphs keep many
 # values alive, so they have many layouts to tell apart, and get a good one. A narrow beam is enough

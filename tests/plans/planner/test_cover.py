@@ -17,7 +17,7 @@ from plantune.graph.partition import alternatives, partition_into
 from plantune.graph.step import Step
 from plantune.kernels.conversions import conversion_cost
 from plantune.kernels.family import Candidate
-from plantune.search.cover import (
+from plantune.plans.planner.cover import (
     BEAM,
     MOST_STATES,
     NARROW_BEAM,

@@ -70,6 +70,12 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) 
   return __float2bfloat16_rn(value);
 }
 
+/// The nearest number of a type, as a float.
+template <typename T>
+__device__ __forceinline__ float rounded(float value) {
+  return to_float(from_float<T>(value));
+}
+
 /// Two values rounded by one instruction where the chip has it.
 __device__ __forceinline__ void round_pair(float* to, float a, float b) { to[0] = a, to[1] = b; }
 __device__ __forceinline__ void round_pair(__half* to, float a, float b) {

@@ -12,6 +12,7 @@ from typing import Any
 from plantune.base.nearest import hint
 from plantune.base.paths import data_folder
 from plantune.errors import InvalidSearchSpace
+from plantune.graph.cast_ends import with_ends
 from plantune.graph.graph import Graph, Node
 from plantune.graph.ops import OPS, op_named
 from plantune.graph.ops.functions import FUNCTIONS
@@ -175,10 +176,10 @@ def groups_from(graph: Graph, node: Node, fusion: Fusion) -> Iterator[tuple[str,
         if not first.kinds & kinds_of(graph, node):
             continue
         for group in _extended(graph, _Found((node,), node), rest):
-            names = _with_others(graph, group, fusion.joining)
-            if len(names) > 1 and names not in seen:
-                seen.add(names)
-                yield names
+            for names in with_ends(graph, _with_others(graph, group, fusion.joining)):
+                if len(names) > 1 and names not in seen:
+                    seen.add(names)
+                    yield names
 
 
 @dataclass(frozen=True)
@@ -201,10 +202,9 @@ def _extended(graph: Graph, found: _Found, rest: tuple[Item | Twig, ...]) -> Ite
     if item is None or len(found.nodes) == LONGEST:
         return
     left = rest if item.repeats else others
-    for reader in _readers(graph, found.nodes, found.last):
-        if item.kinds & kinds_of(graph, reader):
-            more = replace(found, nodes=(*found.nodes, reader), last=reader)
-            yield from _extended(graph, more, left)
+    for path in _readers(graph, found.nodes, found.last, item.kinds):
+        more = replace(found, nodes=(*found.nodes, *path), last=path[-1])
+        yield from _extended(graph, more, left)
     if item.optional:
         yield from _extended(graph, found, others)
 
@@ -227,10 +227,9 @@ def _with_twig(
 ) -> tuple[Node, ...]:
     """`nodes` and each whole chain of these kinds that hangs on the value of `place`."""
     first, *others = kinds
-    for reader in _readers(graph, nodes, place):
-        if first & kinds_of(graph, reader):
-            more = (*nodes, reader)
-            nodes = more if not others else _with_chain(graph, nodes, more, reader, others)
+    for path in _readers(graph, nodes, place, first):
+        more = (*nodes, *(node for node in path if node not in nodes))
+        nodes = more if not others else _with_chain(graph, nodes, more, path[-1], others)
     return nodes
 
 
@@ -252,7 +251,9 @@ def _with_joining(graph: Graph, nodes: tuple[Node, ...], kinds: frozenset[str]) 
     phase = phase_of(graph, nodes[0])
     while left:
         for maker in map(graph.producers.get, left.pop().inputs):
-            if maker is None or maker.name in names or not kinds & kinds_of(graph, maker):
+            if maker is None or maker.name in names:
+                continue
+            if not graph.passes(maker) and not kinds & kinds_of(graph, maker):
                 continue
             if phase_of(graph, maker) == phase and _is_read_inside(graph, maker, names):
                 names.add(maker.name)
@@ -269,12 +270,22 @@ def _is_read_inside(graph: Graph, node: Node, names: set[str]) -> bool:
     )
 
 
-def _readers(graph: Graph, group: tuple[Node, ...], last: Node) -> list[Node]:
-    """Nodes outside of the group, of its phase, that read the value of its node `last`."""
+def _readers(
+    graph: Graph, group: tuple[Node, ...], last: Node, kinds: frozenset[str]
+) -> list[tuple[Node, ...]]:
+    """Nodes of these kinds outside of the group, of its phase, that read the value of its node
+    `last`, each after the free casts through which it does, but for those of the group.
+    """
     same = {member.name for member in group}
     backward = last.name in graph.backward_nodes
-    return [
-        reader
-        for reader in graph.consumers[last.name]
-        if reader.name not in same and (reader.name in graph.backward_nodes) == backward
-    ]
+    found: list[tuple[Node, ...]] = []
+    for reader in graph.consumers[last.name]:
+        if (reader.name in graph.backward_nodes) != backward:
+            continue
+        inside = reader.name in same
+        if not inside and kinds & kinds_of(graph, reader):
+            found.append((reader,))
+        elif graph.passes(reader):
+            own = () if inside else (reader,)
+            found += [(*own, *path) for path in _readers(graph, group, reader, kinds)]
+    return found

@@ -13,7 +13,9 @@ from torch import Tensor
 from plantune.base.canonical import Attrs, canonical, digest
 from plantune.base.jsonable import fields_from_json, fields_to_json
 from plantune.errors import InvalidGraph
+from plantune.graph.free_casts import is_free, is_free_at_end
 from plantune.graph.ops import op_named
+from plantune.graph.ops.cast import INSERTED
 from plantune.graph.ops.overload_backward import DRAWS
 from plantune.graph.structure import Structure, structure_of
 from plantune.graph.types import DTYPES, TensorType, dtype_name
@@ -44,6 +46,11 @@ class Node:
     def draws(self) -> bool:
         """Whether it draws random numbers, or belongs to a node that does."""
         return DRAWS in self.attrs
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The attributes that digests hold: old plans and trials know nothing of the others."""
+        return {key: value for key, value in self.attrs.items() if key != INSERTED}
 
     def evaluate(
         self, inputs: Sequence[Tensor], floats: torch.dtype | None = None
@@ -259,7 +266,35 @@ class Graph:
     @cached_property
     def named_digest(self) -> str:
         """It changes with every field, names too. Plans of earlier releases are found by it."""
-        return digest(self.to_json())
+        return digest(self.identity)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Its JSON without what is no part of its identity."""
+        nodes = [{**node.to_json(), "attrs": node.identity} for node in self.nodes]
+        return {**self.to_json(), "nodes": nodes}
+
+    @cached_property
+    def inserted_casts(self) -> tuple[str, ...]:
+        """The names of casts that are not in the user's code."""
+        return tuple(node.name for node in self.nodes if INSERTED in node.attrs)
+
+    @cached_property
+    def casts(self) -> frozenset[str]:
+        """The names of casts that a step may take with it (see `plantune.graph.free_casts`), but of
+        weights: those are cast where they are prepared.
+        """
+        return frozenset(
+            node.name
+            for node in self.nodes
+            if node.op == "cast"
+            and is_free_at_end(node, self.types[node.inputs[0]])
+            and node.name not in self.constants
+        )
+
+    def passes(self, node: Node) -> bool:
+        """Whether a step may take a node's source for its result."""
+        return node.name in self.casts and is_free(node, self.types[node.inputs[0]])
 
     def to_json(self) -> dict[str, Any]:
         return fields_to_json(self)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from plantune.errors import InvalidGraph
+from plantune.graph.cast_ends import cast_groups
 from plantune.graph.fusions import Fusion, groups_from
 from plantune.graph.graph import Graph, Node
 from plantune.graph.step import PHASES, Step, make_step, phase_of
@@ -67,21 +68,26 @@ def _offers(graph: Graph, fusions: Sequence[Fusion]) -> dict[str, list[Group]]:
     """The groups that fusions offer, by the node of each that stands first in the graph."""
     offers: dict[str, list[Group]] = {}
     for node in graph.nodes:
-        for fusion in fusions:
-            for group in groups_from(graph, node, fusion):
-                first = min(group, key=graph.positions.__getitem__)
-                offers.setdefault(first, []).append(group)
+        for group in _groups(graph, node, fusions):
+            first = min(group, key=graph.positions.__getitem__)
+            offers.setdefault(first, []).append(group)
     return offers
+
+
+def _groups(graph: Graph, node: Node, fusions: Sequence[Fusion]) -> Iterator[Group]:
+    """All groups of two nodes or more that begin with a node: it and its casts, and fusions."""
+    yield from cast_groups(graph, node)
+    for fusion in fusions:
+        yield from groups_from(graph, node, fusion)
 
 
 def alternatives(graph: Graph, fusions: Sequence[Fusion]) -> tuple[Step, ...]:
     """Every step that a partition may use: each op alone, and each group that a fusion offers."""
     groups: dict[frozenset[str], Group] = {frozenset((n.name,)): (n.name,) for n in graph.nodes}
     for node in graph.nodes:
-        for fusion in fusions:
-            for group in groups_from(graph, node, fusion):
-                if frozenset(group) not in groups and why_not_group(graph, group) is None:
-                    groups[frozenset(group)] = group
+        for group in _groups(graph, node, fusions):
+            if frozenset(group) not in groups and why_not_group(graph, group) is None:
+                groups[frozenset(group)] = group
     return tuple(make_step(graph, group) for group in groups.values())
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from plantune.base.canonical import digest
 from plantune.base.jsonable import fields_to_json
 from plantune.errors import InvalidGraph
+from plantune.graph.free_casts import rounding_casts
 from plantune.graph.graph import Graph, Named, Node, read_exactly
 from plantune.graph.ops import op_named
 from plantune.graph.types import TensorType
@@ -54,6 +55,8 @@ class Step:
         known = dict(self.inputs)
         for node in self.nodes:
             known.update(zip(node.outputs, node.types, strict=True))
+        # In memory a value has the type with which it leaves: see `contracted`.
+        known.update((name, _inside(type_)) for name, type_ in self.outputs)
         return known
 
     @cached_property
@@ -71,9 +74,11 @@ class Step:
         for i, node in enumerate(self.nodes):
             alias.update({value: f"n{i}:{j}" for j, value in enumerate(node.outputs)})
             reads = [alias[value] for value in node.inputs]
-            nodes.append([node.op, reads, dict(node.attrs), [t.to_json() for t in node.types]])
+            nodes.append([node.op, reads, node.identity, [t.to_json() for t in node.types]])
         inputs = [[name in self.constants, type_.to_json()] for name, type_ in self.inputs]
-        return digest([nodes, inputs, [alias[name] for name, _ in self.outputs], self.phase])
+        rounds = rounding_casts(self)
+        what = [nodes, inputs, [alias[name] for name, _ in self.outputs], self.phase]
+        return digest([*what, [alias[name] for name in rounds]] if rounds else what)
 
     def evaluate(
         self, values: Mapping[str, Tensor], floats: torch.dtype | None = None

@@ -106,7 +106,7 @@ class _Numbers:
                 node.op,
                 [self.of[value] for value in node.inputs],
                 [type_.to_json() for type_ in node.types],
-                dict(node.attrs),
+                node.identity,
                 node.name in backward,
             ]
             for node in self.nodes
@@ -128,6 +128,6 @@ def _looks(graph: Graph, known: dict[str, str]) -> dict[str, str]:
             looks.update({name: known[name] for name in node.outputs})
             continue
         types = [type_.to_json() for type_ in node.types]
-        made = digest([node.op, [looks[value] for value in node.inputs], dict(node.attrs), types])
+        made = digest([node.op, [looks[value] for value in node.inputs], node.identity, types])
         looks.update({name: f"{made}:{at}" for at, name in enumerate(node.outputs)})
     return looks

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from plantune.base.canonical import Attrs
 from plantune.errors import IllegalCandidate
+from plantune.graph.contraction import contracted
 from plantune.graph.layouts import HOST_MEMORY
 from plantune.graph.step import Step
 from plantune.kernels.chips import slowdown
@@ -131,6 +132,9 @@ class KernelFamily(ABC, Generic[P]):
     reads_channels_last: ClassVar[bool] = False
     # Whether it subtracts pixels before its sums, which makes NaN of infinities; others may not.
     subtracts_pixels: ClassVar[bool] = False
+    # Whether its operands may have several element types. Then `read` is given the step without its
+    # free casts (plantune/graph/contraction.py), and asks `step.types` for that of each operand.
+    mixes_types: ClassVar[bool] = False
     # Seconds that one build takes, roughly. A tie goes to a family that builds nothing.
     build_s: ClassVar[float] = 0.0
 
@@ -270,7 +274,7 @@ AnyFamily = KernelFamily[Any]
 def _reading(family: KernelFamily[P], step: Step) -> P | str:
     """The parts of a step, or the reason why there are none."""
     try:
-        return family.read(step)
+        return family.read(contracted(step) if family.mixes_types else step)
     except IllegalCandidate as reason:
         return str(reason)
 

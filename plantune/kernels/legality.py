@@ -27,6 +27,16 @@ def not_the_end_alone(step: Step) -> dict[str, bool]:
     return {READ_OUTSIDE: [name for name, _ in step.outputs] != [step.nodes[-1].name]}
 
 
+def not_of(step: Step, dtype: str, *names: str | None) -> dict[str, bool]:
+    """The reasons to refuse operands that are in memory as another element type, and whether each
+    holds.
+    """
+    types = {name: step.types[name].dtype for name in names if name is not None}
+    return {
+        f"{name!r} is of {found}, not of {dtype}": found != dtype for name, found in types.items()
+    }
+
+
 def not_within(padding: Sequence[int], kernel: Sequence[int]) -> dict[str, bool]:
     """The reason to refuse a padding that is as wide as the kernel, and whether it holds."""
     wide = any(pad >= size for pad, size in zip(padding, kernel, strict=True))

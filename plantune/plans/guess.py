@@ -270,7 +270,13 @@ def guessed_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan | No
     if space.arch.kind != "cuda":
         return None
     problem = Problem.of(graph, space.arch.name, network)
-    key = (problem, graph.structure.nodes, space.digest, float32_precisions())
+    key = (
+        problem,
+        graph.structure.nodes,
+        graph.inserted_casts,
+        space.digest,
+        float32_precisions(),
+    )
     if key not in _guesses:
         if len(_guesses) == MOST_GUESSES:
             _guesses.clear()

@@ -6,6 +6,10 @@ from plantune.base.canonical import Attrs
 from plantune.graph.ops.base import Gradient, Gradients, Op, Tensors, Types
 from plantune.graph.types import DTYPES, TensorType
 
+# The attribute of a cast that is not in the user's code: of autocast's, of one with which torch
+# combines two dtypes, and of their gradients. Digests of graphs and steps do not hold it.
+INSERTED = "inserted"
+
 
 class Cast(Op):
     """The same numbers in the floating `dtype`, rounded if it has fewer digits."""
@@ -24,7 +28,8 @@ class Cast(Op):
 
     def gradient(self, grad: Gradient) -> Gradients:
         x = grad.type_of(grad.inputs[0])
-        return (grad.emit("cast", grad.dy, dtype=x.dtype) if x.is_float else None,)
+        mark = {INSERTED: True} if INSERTED in grad.attrs else {}
+        return (grad.emit("cast", grad.dy, dtype=x.dtype, **mark) if x.is_float else None,)
 
 
 OPS: tuple[Op, ...] = (Cast(),)

@@ -9,7 +9,10 @@ from typing import Any
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph, Node
 from plantune.graph.ops import op_named
+from plantune.graph.ops.cast import INSERTED
 from plantune.graph.types import TensorType
+
+OURS: dict[str, Any] = {INSERTED: True}  # casts that the user's code does not have
 
 
 def without_dead_nodes(graph: Graph) -> Graph:
@@ -124,7 +127,7 @@ def round_constants_once(graph: Graph) -> Graph:
         if not _is_16_bits(builder.types[value]):
             return value
         if value not in wide:
-            (wide[value],) = builder.emit("cast", value, dtype="float32")
+            (wide[value],) = builder.emit("cast", value, dtype="float32", **OURS)
         return wide[value]
 
     def rule(new: _New) -> tuple[str, ...] | None:
@@ -136,7 +139,7 @@ def round_constants_once(graph: Graph) -> Graph:
         result = new.emit(node.op, *operands, **node.attrs)
         if not _is_16_bits(builder.types[new.inputs[0]]):
             return (result,)
-        rounded = new.emit("cast", result, dtype=node.types[0].dtype)
+        rounded = new.emit("cast", result, dtype=node.types[0].dtype, **OURS)
         wide[rounded] = result
         return (rounded,)
 

@@ -7,23 +7,25 @@ from typing import Any
 
 import torch
 
+from plantune.graph.ops.cast import INSERTED
 from plantune.graph.spelling.reader import NotRead, Reader, Value
 from plantune.graph.types import dtype_name
 
 
-def cast(g: Reader, x: Value, dtype: torch.dtype) -> Value:
-    """`x` in that dtype; itself where it has it."""
+def cast(g: Reader, x: Value, dtype: torch.dtype, *, inserted: bool = False) -> Value:
+    """`x` in that dtype; itself where it has it. The user's code does not say so if `inserted`."""
     if g.type_of(x).torch_dtype is dtype:
         return x
     if not dtype.is_floating_point:
         raise NotRead("a cast to integers")
-    return g.emit("cast", x, dtype=dtype_name(dtype))
+    mark = {INSERTED: True} if inserted or g.is_inserted() else {}
+    return g.emit("cast", x, dtype=dtype_name(dtype), **mark)
 
 
 def promoted(g: Reader, a: Value, b: Value) -> tuple[Value, Value]:
     """Both operands in the dtype in which torch combines them."""
     dtype = torch.result_type(*(_like(g, value) for value in (a, b)))
-    return cast(g, a, dtype), cast(g, b, dtype)
+    return cast(g, a, dtype, inserted=True), cast(g, b, dtype, inserted=True)
 
 
 def _like(g: Reader, value: Value) -> torch.Tensor:

@@ -45,6 +45,10 @@ class Reader(ABC):
         """Whether what is read now goes into floor, a comparison or the like."""
         return False
 
+    def is_inserted(self) -> bool:
+        """Whether what is read now is not in the user's code, as a cast of autocast's."""
+        return False
+
     @abstractmethod
     def type_of(self, value: Value) -> TensorType:
         """Shape and dtype of a value."""

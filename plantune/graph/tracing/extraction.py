@@ -312,6 +312,9 @@ class Extraction(Reader):
     def is_stepped(self) -> bool:
         return self.now in self.stepped
 
+    def is_inserted(self) -> bool:
+        return self.records[self.now].inserted
+
     def type_of(self, value: Value) -> TensorType:
         return self.builder.types[value.name]
 

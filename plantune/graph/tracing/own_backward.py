@@ -52,7 +52,7 @@ class _OwnBackward(Extraction):
         seeds = graph.inputs[: len(self._derivative.seeds)]
         captured = tuple((inner, graph.types[inner]) for inner in kept.values())
         graph = replace(graph, inputs=(*seeds, *captured))
-        return canonical(graph.to_json()), tuple(map(Value, kept)), tuple(targets)
+        return canonical(graph.identity), tuple(map(Value, kept)), tuple(targets)
 
     def _value(self, tensor: Tensor) -> Value:
         memory = memory_of(tensor)

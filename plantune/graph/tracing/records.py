@@ -20,7 +20,8 @@ from plantune.graph.tracing.purity import OUT, Overload
 class Record:
     """One call of an overload, where it stands in the module and in the user's code. No gradient
     goes through what is `silent`: it is under no_grad. Where it makes an output of a Function, the
-    gradient goes by that one's own backward pass, the `derivative`.
+    gradient goes by that one's own backward pass, the `derivative`. Autocast `inserted` a cast that
+    the user's code does not have.
     """
 
     overload: Overload
@@ -31,6 +32,7 @@ class Record:
     line: str
     silent: bool = False
     derivative: Derivative | None = None
+    inserted: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -293,10 +293,10 @@ class _Recorder(ProxyTorchDispatchMode):
             dtype = next(left)
             if tensor.dtype == dtype:
                 return tensor
-            key = (id(tensor), dtype)
-            if key in self._parameters:
+            if (key := (id(tensor), dtype)) in self._parameters:
                 return self._parameters[key]
             made: Tensor = self.__torch_dispatch__(casting.TO_DTYPE, (), (tensor, dtype))
+            self.records[-1] = replace(self.records[-1], inserted=True)
             if isinstance(tensor, nn.Parameter):
                 self._parameters[key] = made
             return made

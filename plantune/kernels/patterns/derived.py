@@ -10,6 +10,8 @@ from torch import Tensor
 
 from plantune.errors import IllegalCandidate
 from plantune.graph import Graph, Node, Step
+from plantune.graph.contraction import contracted
+from plantune.graph.free_casts import rounding_casts
 from plantune.kernels.patterns.pointwise_chain import NONE, Operand, expression_of
 
 ELEMENTS = ("float32", "float16", "bfloat16")
@@ -77,7 +79,10 @@ def _derived(graph: Graph, name: str, makers: Mapping[str, Node]) -> Derived:
         raise IllegalCandidate(f"{name!r} follows from a value that is not a float")
     nodes = tuple(node for node in graph.nodes if node.name in needed)
     inputs = tuple((leaf, types[leaf]) for leaf in leaves)
-    step = Step(nodes, inputs, ((name, types[name]),), frozenset(leaves), "refresh")
+    whole = Step(nodes, inputs, ((name, types[name]),), frozenset(leaves), "refresh")
+    if rounding_casts(whole):
+        raise IllegalCandidate(f"{name!r} follows from what is rounded")
+    step = contracted(whole)
     expression = expression_of(step)
     if len(expression.operands) > INPUTS_MAX:
         raise IllegalCandidate(f"{name!r} follows from more than {INPUTS_MAX} tensors")

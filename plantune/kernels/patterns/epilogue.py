@@ -11,7 +11,7 @@ from plantune.graph import Node, Step
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.ops.pointwise import numbers_apart
 from plantune.kernels.family import Parts
-from plantune.kernels.legality import READ_OUTSIDE, refuse
+from plantune.kernels.legality import READ_OUTSIDE, not_of, refuse
 from plantune.kernels.patterns.expression import ADDED, Chain, functions_in
 from plantune.kernels.weights.constants import Arrangement, channel_values
 
@@ -30,8 +30,11 @@ class ConvEpilogue:
     """y = conv(x, w) * scale + bias, then what `chain` names, each part optional.
 
     `scale` and `bias` are one value or one per channel, `offset` is one value; all are constant.
-    `unshifted` is the value before the offset if that leaves the step too. Gradients of images have
-    the result of a ReLU, `saved`, and may hand out a value earlier in the chain, and sums.
+    `unshifted` is the value before the offset if that leaves the step too, or the result before it
+    is cast. Gradients of images have the result of a ReLU, `saved`, and may hand out a value
+    earlier in the chain, and sums.
+
+    `step.types` says of which type each of these is in memory.
     """
 
     conv: Node
@@ -101,6 +104,7 @@ class ConvParts(Parts):
 
     @property
     def dtype(self) -> str:
+        """Of the factors of products."""
         return self.conv.types[0].dtype
 
     @property
@@ -124,16 +128,22 @@ def usual_parts(step: Step) -> ConvParts:
     return ConvParts(step, epilogue)
 
 
-def conv_epilogue(step: Step, *, unshifted: bool = False) -> ConvEpilogue:
+def conv_epilogue(step: Step, *, unshifted: bool = False, twice: bool = False) -> ConvEpilogue:
     """Reads a step as a convolution and its epilogue; raises IllegalCandidate with the reason.
 
-    `unshifted` admits steps that also hand out the value before the offset.
+    `unshifted` admits steps that also hand out the value before the offset, `twice` such that store
+    their result in two element types: it is `unshifted`, and a cast of it the last node.
     """
-    return epilogue_of(step, step.nodes, unshifted=unshifted)
+    return epilogue_of(step, step.nodes, unshifted=unshifted, twice=twice)
 
 
 def epilogue_of(
-    step: Step, nodes: Sequence[Node], *, unshifted: bool = False, beside: Collection[str] = ()
+    step: Step,
+    nodes: Sequence[Node],
+    *,
+    unshifted: bool = False,
+    twice: bool = False,
+    beside: Collection[str] = (),
 ) -> ConvEpilogue:
     """Reads these last nodes of a step as a convolution and its epilogue; what leaves `beside` them
     is made elsewhere.
@@ -141,6 +151,8 @@ def epilogue_of(
     conv, *rest = nodes
     if conv.op != "conv2d":
         raise IllegalCandidate(f"the step starts with {conv.op}, not with a convolution")
+    stored_twice = twice and bool(rest) and is_stored_twice(step, rest[-1])
+    rest = rest[:-1] if stored_twice else rest
     leaving = {name for name, _ in step.outputs} - {step.nodes[-1].name, *beside}
     parts: dict[str, str] = {}
     chain: list[str] = []
@@ -155,9 +167,25 @@ def epilogue_of(
     require_constants(step, conv, parts)
     offset = parts.get("offset")
     before = next((v for v in rest[-1].inputs if v != offset), None) if offset else None
-    refuse({READ_OUTSIDE: leaving and not (unshifted and leaving == {before})})
+    admitted = stored_twice or unshifted
+    before, inner = (last, tuple(chain)) if stored_twice else (before, None)
+    refuse({READ_OUTSIDE: leaving and not (admitted and leaving == {before})})
     others: dict[str, Any] = {**parts, "unshifted": before if leaving else None}
-    return ConvEpilogue(conv, chain=tuple(chain), **others)
+    return ConvEpilogue(conv, chain=tuple(chain), inner=inner, **others)
+
+
+def is_stored_twice(step: Step, node: Node) -> bool:
+    """Whether a node is the cast of a value that leaves the step, too."""
+    return node.op == "cast" and {node.inputs[0], node.name} <= dict(step.outputs).keys()
+
+
+def not_factors(step: Step, product: Node) -> dict[str, bool]:
+    """Why a kernel that multiplies what is in memory does not run the step: a factor that each call
+    brings has another element type than the product. Weights are brought into it.
+    """
+    given = (name for name in product.inputs if name in dict(step.inputs))
+    images = [name for name in given if name not in step.constants]
+    return not_of(step, product.types[0].dtype, *images)
 
 
 def require_constants(
@@ -186,10 +214,10 @@ def channel_parts(
     step: Step, epilogue: ConvEpilogue, prefix: str = ""
 ) -> dict[str, tuple[str, Arrangement]]:
     """Scale, bias and offset if there are any, as kernels read numbers of each channel."""
-    channels = epilogue.conv.types[0].shape[1]
+    product = epilogue.conv.types[0]
     named = {part: getattr(epilogue, part) for part in ("scale", "bias", "offset")}
     return {
-        prefix + part: (name, channel_values(step.types[name], 1 if part == "offset" else channels))
+        prefix + part: (name, channel_values(product, 1 if part == "offset" else product.shape[1]))
         for part, name in named.items()
         if name is not None
     }
@@ -201,7 +229,7 @@ def _part(step: Step, node: Node, last: str, before: Chain) -> tuple[str, str | 
         raise IllegalCandidate(f"{node.name!r} does not read {last!r}, the value before it")
     others = [value for value in node.inputs if value != last]
     part, operand = _kind(step, node, others, before), next(iter(others), None)
-    if step.types[node.name] != step.types[last]:
+    if step.types[node.name].shape != step.types[last].shape:
         raise IllegalCandidate(f"{node.op} at {node.name!r} has no place: it changes the shape")
     if part is None or not _may_follow(part, before):
         raise IllegalCandidate(f"{node.op} at {node.name!r} has no place in the epilogue")

@@ -88,8 +88,8 @@ def _part(step: Step, node: Node, last: str, before: dict[str, str]) -> str:
     """Which part a node is."""
     part = PARTS.get(node.op)
     images = node.inputs[:2]
-    types = {step.types[value] for value in images}
-    fits = len({*images}) == 2 and types == {step.types[last]}
+    shapes = {step.types[value].shape for value in images}
+    fits = len({*images}) == 2 and shapes == {step.types[last].shape}
     reads = last in node.inputs and (part != "saved" or node.inputs[0] == last)
     if part is None or not (fits and reads) or part in before or "saved" in before:
         raise IllegalCandidate(f"{node.op} at {node.name!r} has no place after the gradient")

@@ -29,6 +29,8 @@ EXPRESSIONS = {
     "broadcast_to": "{0}",
 }
 
+ROUNDED = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -73,6 +75,7 @@ class _Writer:
     def __init__(self, step: Step) -> None:
         self.step = step
         self.makers = {node.name: node for node in step.nodes}
+        self.read = {value for node in step.nodes for value in node.inputs}
         self.operands: dict[Operand, str] = {}
         self.lines: list[str] = []
         self.made: dict[Operand, str] = {}
@@ -87,10 +90,21 @@ class _Writer:
             inputs = [self.element(*read) for read in self.reads(node, place)]
             numbers = {name: _literal(node.attrs[name]) for name in _numbers(node)}
             name = f"v{len(self.made)}"
-            text = (cxx_of(node.op) or "").format(*inputs, **numbers)
+            text = self.text(node).format(*inputs, **numbers)
             self.lines.append(f"const float {name} = {text};")
             self.made[key] = name
         return self.made[key]
+
+    def text(self, node: Node) -> str:
+        """A node in C++. Floats are float32 here; a cast to fewer digits rounds, if not a store."""
+        dtype = node.types[0].dtype
+        stays = node.name in self.read or self.step.types[node.name].dtype != dtype
+        if node.op != "cast" or not stays or dtype not in ROUNDED or not self.is_float(node):
+            return cxx_of(node.op) or ""
+        return f"plantune::rounded<{ROUNDED[dtype]}>({{0}})"
+
+    def is_float(self, cast: Node) -> bool:
+        return self.step.types[cast.inputs[0]].is_float
 
     def reads(self, node: Node, place: Place) -> list[tuple[str, Place]]:
         """Each input of a node with its place, if that of the result is known."""

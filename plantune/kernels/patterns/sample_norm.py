@@ -198,7 +198,7 @@ def what_follows(step: Step) -> tuple[Chain, str | None]:
     for node in rest:
         others = [value for value in node.inputs if value != last]
         adds = node.op == "add" and len(others) == 1 and residual is None
-        same = adds and step.types[others[0]] == step.types[norm.name]
+        same = adds and step.types[others[0]].shape == step.types[norm.name].shape
         refuse({f"{node.op} at {node.name!r} has no place": not same and node.op not in FUNCTIONS})
         if same:
             residual = others[0]

@@ -114,7 +114,7 @@ def _heaviest_work(step: Step) -> str:
     if step.signature not in _work:
         node = heaviest_node(step)
         types = [step.types[value].to_json() for value in (*node.inputs, *node.outputs)]
-        _work[step.signature] = digest([node.op, dict(node.attrs), types])
+        _work[step.signature] = digest([node.op, node.identity, types])
     return _work[step.signature]
 
 

@@ -1,0 +1,52 @@
+"""Which casts a step may leave out, and what it is without them.
+
+Inside of a step floats of up to 32 bits are float32. So a cast to more digits is nothing, and one
+that is not in the user's code, as autocast's, may be left out: the result is nearer to float64. A
+cast to fewer digits in the user's code always rounds, in the step or as its result is stored.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from plantune.graph.ops.cast import INSERTED
+from plantune.graph.types import TensorType
+
+if TYPE_CHECKING:
+    from plantune.graph.graph import Node
+    from plantune.graph.step import Step
+
+# What is computed in float32.
+SINGLE = ("float32", "float16", "bfloat16")
+
+
+def is_cast(node: Node, source: TensorType) -> bool:
+    """Whether a node makes a float of 32 bits or fewer of another one."""
+    return node.op == "cast" and source.dtype in SINGLE and node.types[0].dtype in SINGLE
+
+
+def widens(node: Node) -> bool:
+    """Whether a cast loses nothing."""
+    return node.types[0].dtype == "float32"
+
+
+def is_free(node: Node, source: TensorType) -> bool:
+    """Whether a step may take a node's source for its result."""
+    return is_cast(node, source) and (widens(node) or INSERTED in node.attrs)
+
+
+def is_free_at_end(node: Node, source: TensorType) -> bool:
+    """The same where the result is only stored: from float32 that rounds once, as eager does."""
+    return is_free(node, source) or (is_cast(node, source) and source.dtype == "float32")
+
+
+def rounding_casts(step: Step) -> tuple[str, ...]:
+    """The casts that round within a step: what nodes of it read."""
+    read = {value for node in step.nodes for value in node.inputs}
+    return tuple(
+        node.name
+        for node in step.nodes
+        if node.name in read
+        and is_cast(node, source := step.types[node.inputs[0]])
+        and not is_free(node, source)
+    )

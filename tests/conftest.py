@@ -32,8 +32,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # What has not come by then never will, however busy the machine: it only ends a test that hangs.
 NEVER_S = 300.0
 LONGEST = Path(__file__).with_name("house")
-FIRST = LONGEST / "test_pip_environment.py"
 T = TypeVar("T")
+# Else inductor starts as many processes as cores, each of which imports torch, for a test or two.
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 # On a busy machine an example takes longer than Hypothesis allows, and drawing one, too.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
@@ -56,9 +57,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # The longest tests are in files of that folder: as the last ones they would leave one of the
-    # processes waiting for another. The first one's binaries serve others.
-    first = {FIRST: 0, LONGEST: 1}
-    items.sort(key=lambda item: first.get(item.path, first.get(item.path.parent, 2)))
+    # processes waiting for another.
+    items.sort(key=lambda item: item.path.parent != LONGEST)
     if not config.getoption("quick"):
         return
     seen: Counter[str] = Counter()

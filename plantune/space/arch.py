@@ -134,9 +134,10 @@ def load_arch(name: str) -> Arch:
 
 def load_space_file(arch_name: str) -> rules.SpaceFile:
     """Read the search-space file of one arch."""
-    known = rules.one_of(*ARCH_NAMES)
-    rule = replace(known, text=f"{known.text}{hint(arch_name, ARCH_NAMES)}")
-    rules.require(f"arch {arch_name!r}", arch_name, rule)
+    if arch_name not in ARCH_NAMES:
+        known = rules.one_of(*ARCH_NAMES)
+        rule = replace(known, text=f"{known.text}{hint(arch_name, ARCH_NAMES)}")
+        rules.require(f"arch {arch_name!r}", arch_name, rule)
     return _file_at(data_folder("search_spaces") / f"{arch_name}.toml")
 
 

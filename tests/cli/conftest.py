@@ -143,6 +143,26 @@ def store(cache: Path) -> Callable[..., int]:
     return put
 
 
+SMALL = """
+from torch import nn
+
+def small():
+    layers = nn.Conv2d(4, 8, 3, 1, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1), nn.ReLU()
+    return nn.Sequential(*layers)
+"""
+
+
+@pytest.fixture
+def small_network(tmp_path: Path) -> list[object]:
+    """Arguments for a network on which a search of its own process measures soon. Its short budget
+    leaves little time for waiting until other tests are quiet.
+    """
+    file = tmp_path / "small.py"
+    file.write_text(SMALL)
+    sizes = ["--in-channels", 4, "--image-size", 8]
+    return ["--model", f"{file}:small", *sizes, "--budget", 40]
+
+
 def timing(ms: float) -> Timing:
     return Timing(tuple(1e3 * ms * (1 + 0.001 * (i % 5)) for i in range(20)))
 

@@ -18,9 +18,9 @@ from .conftest import Run, object_of, start
 pytestmark = pytest.mark.usefixtures("copied_processes")
 
 
-def started(eventually: Callable[..., object], path: Path, budget: int) -> Popen[bytes]:
+def started(eventually: Callable[..., object], path: Path, network: list[object]) -> Popen[bytes]:
     """A search that has measured something."""
-    process = start("search", "--batch", 1, "--budget", budget, "--db", path, "--json")
+    process = start("search", *network, "--batch", 1, "--db", path, "--json")
 
     def has_measured() -> bool:
         assert process.poll() is None, process.communicate()[1].decode()
@@ -43,10 +43,13 @@ def _trials(path: Path) -> int:
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
 def test_a_stopped_search_saves_a_partial_plan(
-    run: Run, tmp_path: Path, number: signal.Signals, eventually: Callable[..., object]
+    tmp_path: Path,
+    small_network: list[object],
+    number: signal.Signals,
+    eventually: Callable[..., object],
 ) -> None:
     path = tmp_path / "plans.db"
-    process = started(eventually, path, budget=300)
+    process = started(eventually, path, small_network)
     process.send_signal(number)
     output, errors = process.communicate()
     assert process.returncode == 7, errors

@@ -102,6 +102,7 @@ def cache(tmp_path: Path, binaries: Path) -> Iterator[Path]:
             write_blob(binaries / "cuda" / path.name, content)
 
 
+@pytest.mark.slow
 def test_every_family_compiles(site: Path, tmp_path: Path, cache: Path) -> None:
     quiet = "ignore:Failed to initialize NumPy:UserWarning"
     wanted = [(family, arch, source) for arch in ARCHS for family, source in sources(arch)]

@@ -1,4 +1,4 @@
-"""F16: a search that is killed with SIGKILL at any moment loses the trials in flight, no more."""
+"""A search that is killed with SIGKILL at any moment loses the trials in flight, no more."""
 
 from __future__ import annotations
 
@@ -47,13 +47,17 @@ def workers_of(pid: int) -> list[int]:
 
 
 def killed_search(
-    eventually: Callable[..., object], path: Path, after_s: float, more_than: int
+    eventually: Callable[..., object],
+    path: Path,
+    after_s: float,
+    more_than: int,
+    network: list[object],
 ) -> list[int]:
     """Starts a search, waits for a new trial and `after_s`, then kills it without warning.
 
     Returns the workers that it had then: none before the first one started.
     """
-    process = start("search", "--batch", 1, "--budget", 300, "--db", path, "--json")
+    process = start("search", *network, "--batch", 1, "--db", path, "--json")
 
     def has_measured() -> bool:
         assert process.poll() is None, process.communicate()[1].decode()
@@ -67,19 +71,23 @@ def killed_search(
     return workers
 
 
+# So many want a network with more candidates.
 @pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_and_resumed_it_goes_on_where_it_was(
     tmp_path: Path,
+    small_network: list[object],
     kills: int,
     eventually: Callable[..., object],
     is_gone: Callable[[int], bool],
 ) -> None:
     draw = random.Random(kills)
+    network = small_network if kills == 2 else ["--budget", 300]
     path = tmp_path / "plans.db"
     before: set[tuple[str, str]] = set()
     workers = 0
     for _ in range(kills):
-        theirs = killed_search(eventually, path, draw.uniform(0, 3), min(len(before), ENOUGH))
+        after_s, more_than = draw.uniform(0, 3), min(len(before), ENOUGH)
+        theirs = killed_search(eventually, path, after_s, more_than, network)
         eventually(lambda theirs=theirs: all(map(is_gone, theirs)), "a worker outlived its parent")
         workers += len(theirs)
         after = trials(path)

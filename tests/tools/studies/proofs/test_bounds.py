@@ -7,7 +7,8 @@ import torch
 
 from plantune.errors import CannotJudge, WrongResult
 
-EACH = 10
+EACH, SEEDS = 10, 200
+QUICK = 40  # beyond these it is a slow test
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +21,13 @@ def quiet():
 
 
 @pytest.mark.filterwarnings("ignore:.*is in training mode")
-@pytest.mark.parametrize("first", range(0, 200, EACH))
+@pytest.mark.parametrize(
+    "first",
+    [
+        *range(0, QUICK, EACH),
+        *(pytest.param(first, marks=pytest.mark.slow) for first in range(QUICK, SEEDS, EACH)),
+    ],
+)
 def test_the_frameworks_kernels_pass_every_bound(part, first):
     tool, refused, bounds = part("study"), [], set()
     for seed in range(first, first + EACH):
@@ -68,7 +75,7 @@ def test_a_seed_gives_the_same_case_again(part):
 
 def test_the_seeds_reach_every_kind_mode_dtype_and_one_pixel(part):
     cases = part("cases")
-    texts = [cases.case_of(seed).text.split() for seed in range(200)]
+    texts = [cases.case_of(seed).text.split() for seed in range(SEEDS)]
     kinds, dtypes, modes = (set(words) for words in zip(*(text[:3] for text in texts), strict=True))
     assert kinds == set(part("blocks").KINDS)
     assert dtypes == set(cases.DTYPES["cpu"])

@@ -162,13 +162,13 @@ def search_for(
     *,
     seed: int = 0,
     report: Report = silent,
-    baselines: tuple[str, ...] | None = None,
+    routes: tuple[str, ...] | None = None,
     saving: Callable[[], AbstractContextManager[None]] | None = None,
 ) -> Searched:
     """Searches for so many seconds, on a device of the problem's arch, and stores the plan in the
-    user's database. An interrupted search gives its best so far, not stored. Without `baselines`
-    the plan races against all of the framework's ways for which there is time. `saving` is entered
-    to save an interrupted search; else Ctrl-C is ignored meanwhile.
+    user's database. An interrupted search gives its best so far, not stored. Without `routes` the
+    plan races against all of the framework's routes for which there is time. `saving` is entered to
+    save an interrupted search; else Ctrl-C is ignored meanwhile.
 
     Warns of NoPlanLeft if the framework's plan is all that is left.
     """
@@ -176,7 +176,7 @@ def search_for(
     manner = Manner(report, _warn, 2 * budget_s + SLACK_S, saving or _undisturbed)
     with closing(_database()) as opened:
         keeping = KeepingDatabase(opened, _warn)
-        settings = Settings(budget_s, seed, baselines=baselines)
+        settings = Settings(budget_s, seed, routes=routes)
         result = search_plan(sought, settings, keeping, environment_of(device), manner)
     if result.nothing_left is not None:
         warn(f"{sought.problem.network}: {result.unraced}", NoPlanLeft)

@@ -95,7 +95,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeSearch]:
 def runs(model: plantune.TunedModule) -> tuple[str, list[Any]]:
     """What runs, as a plan says it."""
     model(X)
-    return model.plan.runner, [choice.candidate for choice in model.plan.choices]
+    return model.plan.route, [choice.candidate for choice in model.plan.choices]
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_what_an_earlier_search_found_stays(
     earlier = runs(plantune.tune(module, X))
 
     def partial(self: FakeSearch) -> Result:
-        return Result(replace(self.plan, runner="eager"), False, None)
+        return Result(replace(self.plan, route="eager"), False, None)
 
     monkeypatch.setattr(fake, "during", staticmethod(ctrl_c))
     monkeypatch.setattr(fake, "partial", partial)
@@ -262,7 +262,7 @@ tuned = plantune.tune(module, x, budget=30, progress=True)
 later = plantune.optimize(module, x)
 torch.testing.assert_close(tuned(x), module(x))
 later(x)
-plans = [(m.plan.runner, [c.to_json() for c in m.plan.choices]) for m in (tuned, later)]
+plans = [(m.plan.route, [c.to_json() for c in m.plan.choices]) for m in (tuned, later)]
 print(json.dumps(plans))
 """
 

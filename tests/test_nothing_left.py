@@ -155,7 +155,7 @@ def test_tune_gives_eager_and_one_warning(
     assert why in str(one.message)
     same(tuned, module, x)
     same(plantune.optimize(module, x, mode=mode), module, x)
-    assert tuned.plan.runner == "eager"
+    assert tuned.plan.route == "eager"
 
 
 # The command takes no input without elements, and trains nothing that has no parameters.
@@ -209,6 +209,6 @@ def test_a_block_on_one_pixel_runs_whatever_its_proofs_say(dtype: torch.dtype, m
         warnings.simplefilter("always", UserWarning)
         tuned = plantune.tune(module, x, budget=20, mode=mode)
     if any(each.category is NoPlanLeft for each in said):
-        assert tuned.plan.runner == "eager"
+        assert tuned.plan.route == "eager"
     with torch.set_grad_enabled(mode == "train"):
         torch.testing.assert_close(tuned(x), module(x), atol=0.1, rtol=0.1)

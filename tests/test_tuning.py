@@ -133,13 +133,13 @@ def test_a_budget_that_is_too_short_for_a_race_is_said(
     fake: type[FakeSearch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hasty(self: FakeSearch, worker: Any) -> Result:
-        plan = replace(self.plan, runner="eager")
+        plan = replace(self.plan, route="eager")
         self._database.put_plan(plan, self._here)
         return Result(plan, True, None, 0, 2, budget_s=3.0)
 
     monkeypatch.setattr(fake, "run", hasty)
     with pytest.warns(UserWarning, match="3 s were too short to race a plan; the network runs"):
-        assert tuned(budget=3).plan.runner == "eager"
+        assert tuned(budget=3).plan.route == "eager"
 
 
 def test_without_a_database_the_plan_serves_this_module(
@@ -154,7 +154,7 @@ def test_without_a_database_the_plan_serves_this_module(
         return put(self, *arguments, **named)
 
     def faster(self: FakeSearch, worker: Any) -> Result:
-        found = replace(self.plan, runner="eager")
+        found = replace(self.plan, route="eager")
         self._database.put_plan(found, self._here)
         return Result(found, True, RACE, 1, 2)
 
@@ -163,7 +163,7 @@ def test_without_a_database_the_plan_serves_this_module(
     monkeypatch.setattr(fake, "run", faster)
     with pytest.warns(match="the disk is full"):
         model = tuned()
-    assert (earlier.runner, model.plan.runner) == ("program", "eager")
+    assert (earlier.route, model.plan.route) == ("program", "eager")
 
 
 class TestWhereOptimizeWorksSoDoesTune:
@@ -171,7 +171,7 @@ class TestWhereOptimizeWorksSoDoesTune:
         self, fake: type[FakeSearch], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def nothing(self: FakeSearch, worker: Any) -> Result:
-            plan = replace(self.plan, runner="eager")
+            plan = replace(self.plan, route="eager")
             self._database.put_plan(plan, self._here)
             return Result(plan, True, None, nothing_left="the framework overflows")
 
@@ -181,7 +181,7 @@ class TestWhereOptimizeWorksSoDoesTune:
         (one,) = said
         assert str(one.message) == "Net: eager runs the network: the framework overflows"
         assert one.filename == __file__
-        assert model.plan.runner == "eager"
+        assert model.plan.route == "eager"
 
     @pytest.mark.parametrize(
         "error",
@@ -232,7 +232,7 @@ class TestWhereOptimizeWorksSoDoesTune:
         with pytest.warns(DatabaseWarning) as said:
             model = tuned()
         assert any("the plan is not stored" in str(each.message) for each in said)
-        assert model.plan.runner == "program"
+        assert model.plan.route == "program"
         assert path.read_bytes() == before
 
 
@@ -339,5 +339,5 @@ def test_a_class_that_no_other_process_has_is_searched_for(
 
     module = Local().eval()
     model = tuned(module, budget=20)
-    assert model.plan.origin == "measured" or model.plan.runner == "eager"
+    assert model.plan.origin == "measured" or model.plan.route == "eager"
     torch.testing.assert_close(model(*INPUTS, **NAMED), module(*INPUTS, **NAMED))

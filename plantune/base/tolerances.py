@@ -52,8 +52,8 @@ LUCK = (
     "PyTorch rounds a result of few elements luckily now and then; from 600 elements on this is "
     "less than a tenth of its own error"
 )
-RIVALS = (
-    "PyTorch's other ways, whose algorithms are not those of eager's (cuDNN's Winograd in 16 bits "
+OTHER_ROUTES = (
+    "PyTorch's other routes, whose algorithms are not those of eager (cuDNN's Winograd in 16 bits "
     "among them), shall not be turned away for their rounding: that would flatter the plan. The "
     "plan itself is held to `step` and `network`"
 )
@@ -100,7 +100,7 @@ TABLE: Mapping[str, Mapping[str, Tolerance]] = {
     # The outputs on an input of the user's: `runtime.check`.
     "check": _table(1e-10, 1e-6, 1, ONE_INPUT),
     # Outputs of all that run in a race: `measure.race`.
-    "race": _table(4e-14, 4e-6, 8, RIVALS, of_single=RIVALS),
+    "race": _table(4e-14, 4e-6, 8, OTHER_ROUTES, of_single=OTHER_ROUTES),
 }
 
 

@@ -1,4 +1,4 @@
-"""`plantune bench`: a stored plan against the framework's ways, interleaved in one run."""
+"""`plantune bench`: a stored plan against the framework's routes, interleaved in one run."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 # They try every kernel that they know: the first takes 87 to 160 s for a small network on an H200
 # with 16 cores (2026-11-22).
-SLOW_PEERS = ("compile-max-autotune", "compile-best")
-PEER_BUILD_S = 900.0
+SLOW_ROUTES = ("compile-max-autotune", "compile-best")
+ROUTE_BUILD_S = 900.0
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which peers to run, how long, and which files to write."""
+    """Which routes to run, how long, and which files to write."""
 
-    peers: str | None
+    routes: str | None
     step: bool
     budget: float
     build_limit: float | None
@@ -58,13 +58,13 @@ class Wanted:
 )
 @options.common_options(json_file=True)
 @options.workload_options
-@click.option("--peers", metavar="A,B", help="Only these baselines; all of them by default.")
+@click.option("--peers", "routes", metavar="A,B", help="Only these routes; all of them by default.")
 @click.option("--step", is_flag=True, help="In training: whole steps, with AdamW.")
 @options.budget_option(10.0, "Seconds for timing; building comes on top.")
 @click.option(
     "--build-limit",
     type=options.SECONDS,
-    help="Leaves out baselines whose turn to be built comes later.",
+    help="Leaves out routes whose turn to be built comes later.",
 )
 @options.seed_option("Of weights and images.")
 @click.option(
@@ -76,14 +76,14 @@ class Wanted:
 @click.option("--store", is_flag=True, help="Keep the race as the plan's evidence.")
 @options.bundled(Wanted, "wanted")
 def bench_command(console: Console, place: Path | None, workload: Workload, wanted: Wanted) -> None:
-    """Times a stored plan against the framework's best ways.
+    """Times a stored plan against the framework's best routes.
 
-    All ways run interleaved in one process, on the same random weights and images: calls in a row
+    All routes run interleaved in one process, on the same random weights and images: calls in a row
     with the same images and with others in each call, and single calls until their result is there.
-    The ratio is that of the worse of both kinds of images. Each way says whether it notices that
+    The ratio is that of the worse of both kinds of images. Each route says whether it notices that
     weights change (live) or need not (frozen).
     """
-    from plantune.cli.bench_store import require_rivals, store_race
+    from plantune.cli.bench_store import require_routes, store_race
     from plantune.cli.quiet import wait_for_quiet
     from plantune.measure.machine_state import gpu_watcher, machine_for
     from plantune.search.machine_log import MachineLog
@@ -92,16 +92,16 @@ def bench_command(console: Console, place: Path | None, workload: Workload, want
     _require_steps(wanted, workload)
     require_device(workload.arch, "measure")
     _require_files(console, wanted)
-    peers = _peers(wanted.peers, workload)
+    routes = _chosen_routes(wanted.routes, workload)
     chosen = chosen_plan(place, workload)
     if wanted.store:
-        require_rivals(chosen, peers)
-    slow = [name for name in peers if name in SLOW_PEERS]
+        require_routes(chosen, routes)
+    slow = [name for name in routes if name in SLOW_ROUTES]
     if slow:
         note(f"{' and '.join(slow)} may compile for minutes; --peers leaves them out")
     machine = machine_for(load_arch(workload.arch).kind, gpu_watcher(workload.arch))
     wait_for_quiet(wanted.budget, machine)
-    race, attempts = _race(chosen, peers, wanted), Attempts()
+    race, attempts = _race(chosen, routes, wanted), Attempts()
     log, id, told = MachineLog(machine), None, ""
     state = log.snapshot("race")
     if wanted.store:
@@ -173,24 +173,24 @@ def _require_writable(path: Path, option: str) -> None:
         raise click.BadParameter(text, param_hint=f"'{option}'") from error
 
 
-def _peers(text: str | None, workload: Workload) -> tuple[str, ...]:
-    from plantune.measure.racing.ways import baselines_for
+def _chosen_routes(text: str | None, workload: Workload) -> tuple[str, ...]:
+    from plantune.measure.racing.routes import framework_routes
 
-    known = baselines_for(workload.arch, workload.mode)
+    known = framework_routes(workload.arch, workload.mode)
     if text is None:
         return known
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         close = hint(unknown[0], known) if unknown else ""
-        what = f"no baseline is called {', '.join(unknown)}" if unknown else "names no baseline"
+        what = f"no route is called {', '.join(unknown)}" if unknown else "names no route"
         raise click.BadParameter(
             f"{what}; known on {workload.arch}: {', '.join(known)}{close}", param_hint="'--peers'"
         )
     return names
 
 
-def _race(chosen: Chosen, peers: tuple[str, ...], wanted: Wanted) -> Race:
+def _race(chosen: Chosen, routes: tuple[str, ...], wanted: Wanted) -> Race:
     from plantune.measure.subject import Raced
     from plantune.measure.timing import Effort
 
@@ -198,10 +198,10 @@ def _race(chosen: Chosen, peers: tuple[str, ...], wanted: Wanted) -> Race:
     build_until = None if limit is None else time.monotonic() + limit
     effort = Effort(budget_s=wanted.budget, build_until=build_until)
     most = "" if limit is None else f" ({limit:g} s and what is begun by then)"
-    what = f"building {counted(len(peers) + 1, 'way')}{most}, then {wanted.budget:g} s of timing"
-    with worker_for(chosen.workload, PEER_BUILD_S) as worker, waiting(sys.stderr, what):
+    what = f"building {counted(len(routes) + 1, 'route')}{most}, then {wanted.budget:g} s of timing"
+    with worker_for(chosen.workload, ROUTE_BUILD_S) as worker, waiting(sys.stderr, what):
         raced = Raced(chosen.workload.problem, chosen.workload.tape, wanted.step)
-        return worker.race(raced, chosen.plan, peers, effort, wanted.seed, detailed=True)
+        return worker.race(raced, chosen.plan, routes, effort, wanted.seed, detailed=True)
 
 
 def _document(
@@ -222,15 +222,15 @@ def _document(
 def _show(
     console: Console, chosen: Chosen, race: Race, document: dict[str, Any], budget_s: float
 ) -> None:
-    runner, evidence = chosen.plan.runner, chosen.plan.evidence
-    console.say(bold(bench_text.headline(race, runner)))
-    for line in bench_text.details(race, runner):
+    route, evidence = chosen.plan.route, chosen.plan.evidence
+    console.say(bold(bench_text.headline(race, route)))
+    for line in bench_text.details(race, route):
         console.say(line)
     torch = document["environment"]["torch"]
     step = ", whole steps with AdamW" if "optimizer" in document["workload"] else ""
     console.say(f"{chosen.workload}{step}, {chosen.label} ({chosen.match} match), torch {torch}")
-    if runner != PROGRAM:
-        console.say(f"in the race that decided this: {Standing.of(runner, evidence).headline()}")
+    if route != PROGRAM:
+        console.say(f"in the race that decided this: {Standing.of(route, evidence).headline()}")
     console.say(bench_text.queued_table(document, console.width))
     for more in (bench_text.single_table, bench_text.phases_table):
         if (text := more(document, console.width)) is not None:

@@ -11,7 +11,7 @@ import click
 
 from plantune.base.canonical import Attrs
 from plantune.cli.lookup import Chosen, database, environment_here
-from plantune.plans.rivals import COMPILED, Rivals
+from plantune.plans.raced_routes import COMPILED, RacedRoutes
 from plantune.plans.written_words import MEASURED
 
 if TYPE_CHECKING:
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 OF_KERNELS, OF_SEARCH = "deterministic", "search_s"
 
 
-def require_rivals(chosen: Chosen, peers: Iterable[str]) -> None:
+def require_routes(chosen: Chosen, routes: Iterable[str]) -> None:
     """Raises UsageError if the race would say less than what is stored, or could not tell who runs
     the network.
     """
-    if missing := _missing(chosen, peers):
-        raise click.UsageError(f"--store needs these ways in the race too: {', '.join(missing)}")
+    if missing := _missing(chosen, routes):
+        raise click.UsageError(f"--store needs these routes in the race too: {', '.join(missing)}")
 
 
 def store_race(
     place: Path | None, chosen: Chosen, race: Race, log: MachineLog
 ) -> tuple[int | None, str]:
     """Stores the plan again, judged by this race; its new id, and a line that says so. None with
-    the reason if a way that is needed did not run, or if the race decided nothing: noise would
+    the reason if a route that is needed did not run, or if the race decided nothing: noise would
     choose who runs the network.
     """
     from plantune.plans.database.plan_database import lies_in_file
@@ -64,15 +64,15 @@ def _ran(plan: Plan, chosen: Chosen) -> bool:
 
 
 def _missing(chosen: Chosen, raced: Iterable[str]) -> list[str]:
-    """The ways without a compiler, of which one runs the network if the plan loses, and all that
+    """The routes without a compiler, of which one runs the network if the plan loses, and all that
     the plan met before, without those in this race.
     """
-    from plantune.measure.racing.ways import baselines_for
+    from plantune.measure.racing.routes import framework_routes
 
     problem = chosen.workload.problem
-    ways = baselines_for(problem.arch, problem.mode)
-    met = Rivals.of(chosen.plan.evidence).names
-    needed = (name for name in ways if name in met or not name.startswith(COMPILED))
+    routes = framework_routes(problem.arch, problem.mode)
+    met = RacedRoutes.of(chosen.plan.evidence).names
+    needed = (name for name in routes if name in met or not name.startswith(COMPILED))
     return [name for name in needed if name not in set(raced)]
 
 

@@ -12,10 +12,10 @@ import click
 from plantune.cli.console import Console, bold
 from plantune.cli.lookup import Chosen, chosen_plan, database
 from plantune.cli.options import bundled, common_options, example, plan_options
-from plantune.plans.rivals import Rivals
+from plantune.plans.raced_routes import RacedRoutes
 from plantune.plans.standing import Standing
 from plantune.plans.workload import Workload
-from plantune.plans.written_words import PREDICTED
+from plantune.plans.written_words import PREDICTED, ROUTE
 from plantune.report.tables import counted, percent
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ def explain_command(
             "plan_id": chosen.id,
             "match": chosen.match,
             "origin": chosen.plan.written_origin,
-            "runner": chosen.plan.runner,
+            ROUTE: chosen.plan.route,
             "branches": chosen.plan.branches,
             "evidence": dict(chosen.plan.evidence),
-            **Rivals.of(chosen.plan.evidence).to_json(),
+            **RacedRoutes.of(chosen.plan.evidence).to_json(),
             "nchw_packing": None if packing is None else packing.to_json(),
             "steps": [story.to_json() for story in _required(named, show)],
         }
@@ -167,7 +167,7 @@ def _show_plan(console: Console, chosen: Chosen, packing: Packing | None) -> Non
 
     plan = chosen.plan
     predicted = f"PREDICTED for {plan.problem.arch}: nothing was measured for this plan"
-    standing = Standing.of(plan.runner, plan.evidence)
+    standing = Standing.of(plan.route, plan.evidence)
     why = predicted if plan.origin == PREDICTED else None
     console.say(bold(standing.headline(why)))
     for text in (*standing.details(), f"{chosen.label}: {chosen.workload}"):

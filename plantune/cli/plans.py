@@ -17,8 +17,9 @@ from plantune.cli.lookup import database, environment_here, stored_plan
 from plantune.cli.merge import merge_command
 from plantune.cli.options import FILE, ID, ModelName, common_options, example, from_option
 from plantune.errors import InvalidPlan
-from plantune.plans.rivals import NO_COMPILED, UNKNOWN, Rivals
+from plantune.plans.raced_routes import NO_COMPILED, UNKNOWN, RacedRoutes
 from plantune.plans.standing import PROGRAM, Standing
+from plantune.plans.written_words import BEST_ROUTE, ROUTE
 from plantune.report.tables import config_text
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ TITLES = ["id", "model", "batch", "mode", "dtype", "arch", "ms", "ratio", "of", 
 FROM = "from"
 OF = TITLES.index("of")
 OWN = "own"
-# Beside the rival of a ratio that is none to torch.compile, by whether that is known.
+# Beside the other route of a ratio that is not to torch.compile's, by whether that is known.
 MARKS = {True: "", False: "*", None: "?"}
 FOOTNOTES = {"*": NO_COMPILED, "?": UNKNOWN}
 
@@ -104,7 +105,7 @@ def _cells(listed: Listed) -> list[str]:
     item, plan = listed.stored, listed.stored.plan
     ms, ratio = plan.evidence.get("median_ms"), plan.evidence.get("ratio")
     raced = isinstance(ratio, (int, float))
-    mark = MARKS[Rivals.of(plan.evidence).compiled]
+    mark = MARKS[RacedRoutes.of(plan.evidence).compiled]
     return [
         str(item.id) if listed.place == OWN else "-",
         plan.problem.network,
@@ -114,7 +115,7 @@ def _cells(listed: Listed) -> list[str]:
         plan.problem.arch,
         f"{ms:.3f}" if isinstance(ms, (int, float)) else "-",
         f"{ratio:.3f}" if raced else "-",
-        f"{plan.evidence.get('baseline')}{mark}" if raced else "-",
+        f"{plan.evidence.get(BEST_ROUTE)}{mark}" if raced else "-",
         listed.match,
         _state(item),
         listed.place,
@@ -127,22 +128,22 @@ def _footnotes(rows: list[list[str]]) -> list[str]:
 
 
 def _state(item: StoredPlan) -> str:
-    """What it is, and who runs the network if one of the framework's ways was faster."""
+    """What it is, and who runs the network if one of the framework's routes was faster."""
     plan = item.plan
-    runner = "" if plan.runner == PROGRAM else f", run by {plan.runner}"
-    return f"{item.status}, {plan.origin}{runner}"
+    route = "" if plan.route == PROGRAM else f", run by {plan.route}"
+    return f"{item.status}, {plan.origin}{route}"
 
 
 def _summary(item: StoredPlan, match: str) -> dict[str, Any]:
     return {
         "id": item.id,
         **summary_of(item.plan),
-        "runner": item.plan.runner,
+        ROUTE: item.plan.route,
         "branches": item.plan.branches,
         "status": item.status,
         "match": match,
         "created_at": item.created_at,
-        **Rivals.of(item.plan.evidence).to_json(),
+        **RacedRoutes.of(item.plan.evidence).to_json(),
     }
 
 
@@ -161,7 +162,7 @@ def show_command(console: Console, place: Path | None, id: int) -> None:
     console.say(f"{_state(item)}, made {item.created_at}; a match here: {match}")
     for name, (got, saved) in here.differences(item.environment).items():
         console.say(f"  {name}: {saved} there, {got} here")
-    standing = Standing.of(plan.runner, plan.evidence)
+    standing = Standing.of(plan.route, plan.evidence)
     for line in (standing.headline(), *standing.details()):
         console.say(line)
     console.say("".join(f"  {key} {value}\n" for key, value in plan.evidence.items()).rstrip())

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from plantune.cli.console import STDOUT, Console, bold, note
 from plantune.cli.lookup import to_run
 from plantune.devices.machine import Environment
-from plantune.measure.racing.entrants import PLANTUNE
+from plantune.measure.racing.built_routes import PLANTUNE
 from plantune.plans.plan import Plan
 from plantune.plans.standing import EAGER, Standing
 from plantune.plans.workload import Workload
+from plantune.plans.written_words import ROUTE
 from plantune.report.progress import phase_text
 from plantune.report.tables import counted
 from plantune.search.keeping import KeepingDatabase
@@ -92,7 +93,7 @@ def families_text(plan: Plan) -> str:
 def _lines(
     workload: Workload, result: Result, keeping: KeepingDatabase, seconds: float
 ) -> list[str]:
-    standing = Standing.of(result.plan.runner, result.plan.evidence)
+    standing = Standing.of(result.plan.route, result.plan.evidence)
     details = standing.details()
     if result.complete:
         first = standing.headline(result.unraced)
@@ -124,7 +125,7 @@ def _times(result: Result, shown: str) -> list[str]:
 
 
 def _why_so(result: Result, standing: Standing) -> list[str]:
-    """Which ways did not race; or why there was no race, where the first line does not say it."""
+    """Which routes did not race; or why there was no race, where the first line does not say it."""
     if result.race is not None:
         return [f"{name} did not run: {why}" for name, why in result.race.failures.items()]
     if result.elsewhere:
@@ -170,7 +171,7 @@ def _document(
         "plan_id": keeping.plan_id,
         "database": str(keeping.path) if kept else None,
         "why_not_stored": str(keeping.fault or IN_MEMORY) if is_lost(result, keeping) else None,
-        "runner": result.plan.runner,
+        ROUTE: result.plan.route,
         "branches": result.plan.branches,
         "evidence": dict(result.plan.evidence),
         "families": families(result.plan),

@@ -58,8 +58,8 @@ def verify_command(
             raced = Raced(chosen.workload.problem, chosen.workload.tape)
             race = worker.race(raced, chosen.plan, ("eager",), Effort(budget_s=budget))
     measured = _measured(place, chosen, race)
-    runner = chosen.plan.runner
-    for line in (bold(headline(race, runner)), _summary(rows), *details(race, runner)):
+    route = chosen.plan.route
+    for line in (bold(headline(race, route)), _summary(rows), *details(race, route)):
         console.say(line)
     _say_match(console, chosen)
     if measured is not None:

@@ -15,7 +15,8 @@ from plantune.graph.graph import Graph
 from plantune.plans.problem import Problem
 from plantune.space.arch import load_arch
 
-# The copies of weights in a race: the module, the plan's and those of the ways that run beside it.
+# The copies of weights in a race: the module, the plan's and those of the routes that run beside
+# it.
 COPIES = 6
 # Headroom for workspaces, and for images in other layouts.
 SLACK = 1.25
@@ -23,7 +24,9 @@ EXACT_BYTES = 8  # of a float64, in which the reference is computed
 
 
 def needed_bytes(graph: Graph) -> int:
-    """What a race takes at least: the exact reference, later a plan's memory beside a rival's."""
+    """What a race takes at least: the exact reference, later a plan's memory beside that of another
+    route.
+    """
     weights = sum(type_.size_bytes for _, type_ in (*graph.parameters, *graph.buffers))
     values, exact = _most_alive(graph)
     return COPIES * weights + int(SLACK * max(exact, 2 * values))

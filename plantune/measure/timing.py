@@ -45,7 +45,7 @@ class Effort:
 
     `until` and `cut_at` are times of the monotonic clock, which all processes of a machine share.
     Nothing more is begun after `until`, but for the rounds without which no ratio is known, if they
-    are quick; at `cut_at` the worker is killed. After `build_until` no further rival is built.
+    are quick; at `cut_at` the worker is killed. After `build_until` no further route is built.
     """
 
     budget_s: float = 0.3
@@ -71,9 +71,9 @@ class Effort:
             return time.monotonic() + seconds < self.until
         return seconds < (self.cut_at - time.monotonic()) / 2
 
-    def most_s(self, ways: int) -> float:
+    def most_s(self, count: int) -> float:
         """The time that measuring so many callables may take, but for calls of its own length."""
-        return (self.budget_s + self.warm_up_s * ways) * (1 + self.retries)
+        return (self.budget_s + self.warm_up_s * count) * (1 + self.retries)
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def order_of_round(count: int, number: int) -> list[int]:
     in so many if the count is even, else in twice as many, each comes after all others alike.
 
     With the same neighbours in each round, of three equal plans the one between its likes was 4 to
-    5 % faster than the one beside torch's ways (1.3 ms a call, 2 cores of an EPYC, 2026-11-28).
+    5 % faster than the one beside torch's routes (1.3 ms a call, 2 cores of an EPYC, 2026-11-28).
     """
     row, is_back = number % count, count % 2 and number // count % 2
     steps = [-(place // 2) if place % 2 == 0 else place // 2 + 1 for place in range(count)]

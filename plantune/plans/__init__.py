@@ -2,8 +2,8 @@
 
 - `problem` is what a plan solves; `workload` names one for the command line.
 - `plan` is the partition with a candidate for each step, and the evidence; `step_times` and
-  `rivals` read parts of that evidence; `verdict` decides what a race showed, and `standing` says
-  it.
+  `raced_routes` read parts of that evidence; `verdict` decides what a race showed, and `standing`
+  says it.
 - `written_words` has what files and databases say for the words of the code.
 - `planner` covers graphs with steps by what these cost; searches use it, too.
 - `guess` makes plans from estimates, where nothing was measured.

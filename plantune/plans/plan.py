@@ -16,17 +16,24 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not
 from plantune.plans.problem import PROBLEM_FIELDS, Problem
 from plantune.plans.step_times import StepTimes
-from plantune.plans.written_words import FRAMEWORK, GUESS, WRITTEN_ORIGINS, origin_of
+from plantune.plans.written_words import (
+    FRAMEWORK,
+    FROZEN_ROUTE,
+    GUESS,
+    ROUTE,
+    WRITTEN_ORIGINS,
+    origin_of,
+)
 from plantune.space.search_space import SearchSpace
 
 # A plan is written in the first format that can say it: earlier releases read what they can run.
 FORMAT = 1
 # What a plan has only if it needs it, and the format that brought it.
-FORMATS = {"branches": 2, "frozen_runner": 3, "call": 4, "times": 4, "order": 5}
+FORMATS = {"branches": 2, FROZEN_ROUTE: 3, "call": 4, "times": 4, "order": 5}
 PROGRAM, EAGER = "program", "eager"
-# Who runs the network: the plan's program, or a way of the framework's that was faster as a whole.
-# All read the weights as they are now.
-LIVE_RUNNERS = (
+# Who runs the network: the plan's program, or a route of the framework's that was faster as a
+# whole. All read the weights as they are now.
+LIVE_ROUTES = (
     PROGRAM,
     EAGER,
     "eager-channels-last",
@@ -34,7 +41,7 @@ LIVE_RUNNERS = (
     "torchscript-traced-channels-last",
 )
 # For modules whose weights stay until `refresh()`.
-FROZEN_RUNNERS = (*LIVE_RUNNERS, "torchscript", "torchscript-channels-last")
+FROZEN_ROUTES = (*LIVE_ROUTES, "torchscript", "torchscript-channels-last")
 
 
 @dataclass(frozen=True)
@@ -57,8 +64,8 @@ class Plan:
     """The choices for a problem.
 
     `origin` says where the choices come from, in the words of `written_words`; `evidence` holds
-    what was measured for them. Where one of the framework's ways was faster as a whole, `runner`
-    names it and the choices are what lost; `frozen_runner` is the same for frozen weights, where
+    what was measured for them. Where one of the framework's routes was faster as a whole, `route`
+    names it and the choices are what lost; `frozen_route` is the same for frozen weights, where
     that differs. With `branches`, steps that nothing waits for at once run beside others on a GPU.
     """
 
@@ -66,9 +73,9 @@ class Plan:
     choices: tuple[Choice, ...]
     origin: str = FRAMEWORK
     evidence: Attrs = field(default_factory=Attrs)
-    runner: str = PROGRAM
+    route: str = PROGRAM
     branches: bool = False
-    frozen_runner: str | None = None
+    frozen_route: str | None = None
 
     @property
     def digest(self) -> str:
@@ -84,20 +91,20 @@ class Plan:
         """Whether nothing was measured or picked for it: calls run it until a search was made."""
         return self.origin in (FRAMEWORK, GUESS)
 
-    def run_by(self, *, frozen: bool) -> str:
-        """Who runs the network: the program, or a way of the framework's that was faster."""
-        return self.frozen_runner if frozen and self.frozen_runner is not None else self.runner
+    def route_for(self, *, frozen: bool) -> str:
+        """Who runs the network: the program, or a route of the framework's that was faster."""
+        return self.frozen_route if frozen and self.frozen_route is not None else self.route
 
     def to_json(self) -> dict[str, Any]:
-        added = {name: getattr(self, name) for name in ("branches", "frozen_runner")}
-        data = self.problem.to_json() | {name: value for name, value in added.items() if value}
+        optional = {"branches": self.branches, FROZEN_ROUTE: self.frozen_route}
+        data = self.problem.to_json() | {name: value for name, value in optional.items() if value}
         choices = [choice.to_json() for choice in self.choices]
         return {
             "format": _format_of(data, choices),
             **data,
             "choices": choices,
             "origin": self.written_origin,
-            "runner": self.runner,
+            ROUTE: self.route,
             "evidence": dict(self.evidence),
         }
 
@@ -159,9 +166,9 @@ def plan_from_json(data: Any) -> Plan:
         choices,
         origin=origin_of(fields["origin"], (choice.candidate.family for choice in choices)),
         evidence=_attrs(fields["evidence"], "evidence"),
-        runner=fields["runner"],
+        route=fields[ROUTE],
         branches=branches,
-        frozen_runner=fields.get("frozen_runner"),
+        frozen_route=fields.get(FROZEN_ROUTE),
     )
 
 
@@ -176,19 +183,19 @@ PLAN_FIELDS: dict[str, type] = {
     **PROBLEM_FIELDS,
     "choices": list,
     "origin": str,
-    "runner": str,
+    ROUTE: str,
     "evidence": dict,
 }
 ADDED_FIELDS: dict[str, type] = {
     "branches": bool,
-    "frozen_runner": str,
+    FROZEN_ROUTE: str,
     "call": list,
     "order": list,
 }
 KNOWN_VALUES: dict[str, tuple[str, ...]] = {
     "origin": tuple(dict.fromkeys(WRITTEN_ORIGINS.values())),
-    "runner": LIVE_RUNNERS,
-    "frozen_runner": FROZEN_RUNNERS,
+    ROUTE: LIVE_ROUTES,
+    FROZEN_ROUTE: FROZEN_ROUTES,
 }
 CHOICE_FIELDS: dict[str, type] = {"nodes": list, "family": str, "config": dict}
 

@@ -1,4 +1,4 @@
-"""What runs a network, and how fast beside the framework's ways, as the race of its plan showed."""
+"""What runs a network, and how fast beside the framework's routes, as its plan's race showed."""
 
 from __future__ import annotations
 
@@ -6,37 +6,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from plantune.plans.rivals import LOSS, LOST_TO, Rivals
+from plantune.plans.raced_routes import LOSS, LOST_TO, RacedRoutes
 from plantune.plans.verdict import SLOWER, TIE, UNDECIDED, Interval, compared, part_text
+from plantune.plans.written_words import BEST_ROUTE
 
 PROGRAM, EAGER, CAPTURED = "program", "eager", "cuda-graph"
-# What they are called in a sentence; the framework's other ways have their own names.
+# What they are called in a sentence; the framework's other routes have their own names.
 NAMES = {PROGRAM: "plantune's plan", CAPTURED: "the framework's kernels in one CUDA graph"}
 NOT_RACED, NO_RACE = "it was not raced", "no plan was raced"
-# Keys of a plan's evidence: the name of a way that the plan had to beat and did not, and ratios,
-# each with its range: the plan by the fastest way, what runs by eager, the plan by the unbeaten.
-BASELINE, UNBEATEN = "baseline", "unbeaten"
+# Keys of a plan's evidence: the name of a route that the plan had to beat and did not, and ratios,
+# each with its range: the plan by the fastest route, what runs by eager, the plan by the unbeaten.
+UNBEATEN = "unbeaten"
 RATIO, EAGER_RATIO, UNBEATEN_RATIO = "ratio", "eager_ratio", "unbeaten_ratio"
-# Why a plan does not run, by how it compares with a way that it had to beat.
+# Why a plan does not run, by how it compares with a route that it had to beat.
 WHY_NOT = {
     TIE: "no plan was clearly faster",
     SLOWER: "every plan was slower",
     UNDECIDED: "times varied too much to show that a plan is faster",
 }
-BEATEN_BY_ANOTHER = "no plan was clearly faster than all of the framework's ways"
+BEATEN_BY_ANOTHER = "no plan was clearly faster than all of the framework's routes"
 
 Beside = tuple[str, Interval]
 
 
 @dataclass(frozen=True)
 class Standing:
-    """`runner` runs the network. `beside_eager` is its time by eager's. `best` is the fastest of
-    the framework's ways in the race, and `unbeaten` one that the plan had to beat and did not; both
+    """`route` runs the network. `beside_eager` is its time by eager's. `best` is the fastest of the
+    framework's routes in the race, and `unbeaten` one that the plan had to beat and did not; both
     with the plan's time by theirs, or with that of what runs if it ran itself, `as_it_runs`.
-    `lost_to` is torch.compile's way that is faster than what runs, and by how much.
+    `lost_to` is torch.compile's route that is faster than what runs, and by how much.
     """
 
-    runner: str
+    route: str
     beside_eager: Interval | None = None
     best: Beside | None = None
     unbeaten: Beside | None = None
@@ -45,19 +46,19 @@ class Standing:
     as_it_runs: bool = False
 
     @staticmethod
-    def of(runner: str, evidence: Mapping[str, Any]) -> Standing:
+    def of(route: str, evidence: Mapping[str, Any]) -> Standing:
         """Of a plan with this evidence, by whoever runs it."""
-        best = _beside(evidence, BASELINE, RATIO)
+        best = _beside(evidence, BEST_ROUTE, RATIO)
         beside_eager = _interval(evidence, EAGER_RATIO)
-        if beside_eager is None and runner == PROGRAM and best is not None and best[0] == EAGER:
+        if beside_eager is None and route == PROGRAM and best is not None and best[0] == EAGER:
             beside_eager = best[1]  # plans from before that was kept
         return Standing(
-            runner,
-            None if runner == EAGER else beside_eager,
+            route,
+            None if route == EAGER else beside_eager,
             best,
             _beside(evidence, UNBEATEN, UNBEATEN_RATIO),
             _lost_to(evidence),
-            None if best is None else Rivals.of(evidence).warning,
+            None if best is None else RacedRoutes.of(evidence).warning,
         )
 
     @property
@@ -90,25 +91,25 @@ class Standing:
     @property
     def _has_lost(self) -> bool:
         """Whether a plan did not win its race, so that what runs is the framework's."""
-        return not self.as_it_runs and (self.runner != PROGRAM or self.unbeaten is not None)
+        return not self.as_it_runs and (self.route != PROGRAM or self.unbeaten is not None)
 
     @property
     def shown(self) -> str:
-        """Who runs: a plan of the framework's kernels as one graph goes by the name of that way."""
-        is_plain = self.runner == PROGRAM and self.unbeaten is not None
-        return self.unbeaten[0] if is_plain and self.unbeaten else self.runner
+        """What runs: a plan of the framework's kernels as one graph goes by that route's name."""
+        is_plain = self.route == PROGRAM and self.unbeaten is not None
+        return self.unbeaten[0] if is_plain and self.unbeaten else self.route
 
     def _speed(self) -> str:
-        """How what runs compares with eager, and a plan that won with the fastest other way."""
+        """How what runs compares with eager, and a plan that won with the fastest other route."""
         beside = [] if self.beside_eager is None else [(EAGER, self.beside_eager)]
         if self.best is not None and not self._has_lost and self.best[0] != EAGER:
-            beside.append((f"{self.best[0]} (the fastest other way)", self.best[1]))
+            beside.append((f"{self.best[0]} (the fastest other route)", self.best[1]))
         is_same = len({found.verdict for _, found in beside}) == 1
         texts = (compared(found, self._called(name)) for name, found in beside)
         return (" and " if is_same else ", but ").join(texts)
 
     def _called(self, name: str) -> str:
-        return f"{name} called directly" if name == self.runner else name
+        return f"{name} called directly" if name == self.route else name
 
     def _why_not(self) -> str:
         """Why the framework runs the network, and what the best plan reached."""
@@ -119,17 +120,17 @@ class Standing:
         whose = "its" if name == self.shown else f"{name}'s"
         text = WHY_NOT.get(found.verdict, BEATEN_BY_ANOTHER)
         if self.unbeaten is None and whose != "its":
-            text = WHY_NOT[TIE]  # it need not be a way that the plan had to beat
+            text = WHY_NOT[TIE]  # it need not be a route that the plan had to beat
         return f"{text} (best: {part_text(found, whose)})"
 
     def _is_told(self, name: str) -> bool:
-        """Whether the plan's time by this way's stands elsewhere: in the sentence, or in a line."""
+        """Whether the ratio to this route is told elsewhere: in the sentence, or in a line."""
         if self._has_lost:
             return name == (self.unbeaten or self.best or ("",))[0]
         return name == EAGER and self.beside_eager is not None
 
     def _says_loss(self, name: str) -> bool:
-        """Whether the sentence says that this way was faster."""
+        """Whether the sentence says that this route was faster."""
         return not self._has_lost and self.best is not None and self.best[0] == name
 
 

@@ -1,4 +1,4 @@
-"""How one way to run a network compares with another: decided here, and put into words here."""
+"""How one route to run a network compares with another: decided here, and put into words here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Interval:
 
     @property
     def is_wide(self) -> bool:
-        """Whether it says too little of how two ways compare."""
+        """Whether it says too little of how two routes compare."""
         return self.high > WIDE * self.low
 
     @property

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from plantune.measure.racing.entrants import PLANTUNE
+from plantune.measure.racing.built_routes import PLANTUNE
 from plantune.measure.racing.race import FRESH, OURS, SAME, best_of
-from plantune.measure.racing.ways import LIVE
+from plantune.measure.racing.routes import LIVE
 from plantune.measure.timing import ratio_interval
+from plantune.plans.written_words import BEST_LIVE_ROUTE_OF_BENCH, BEST_ROUTE_OF_BENCH
 
 if TYPE_CHECKING:
     from plantune.devices.machine import Environment
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from plantune.measure.timing import Timing
     from plantune.plans.verdict import Interval
 
-# Samples kept per way and kind of timing, spread evenly over the run.
+# Samples kept per route and kind of timing, spread evenly over the run.
 SAMPLES_KEPT = 60
 SAMPLE_DIGITS = 5
 EAGER = "eager"
@@ -36,16 +37,16 @@ def bench_document(
 ) -> dict[str, Any]:
     """All rows are medians and quartiles of one interleaved run, on the inputs of the headline.
 
-    `peak_mib` is what a way takes of a GPU's memory, weights included. On a CPU it is null: all
-    ways run in one process, and what each takes of its memory cannot be told apart. `search_s` is
+    `peak_mib` is what a route takes of a GPU's memory, weights included. On a CPU it is null: all
+    routes run in one process, and what each takes of its memory cannot be told apart. `search_s` is
     what the plan's search took, null of plans that came with it. `machine` is what else happened
-    while the ways were built and timed, if somebody looked.
+    while the routes were built and timed, if somebody looked.
     """
     return {
         "environment": environment.to_json(),
         "workload": dict(workload),
         "rows": [_row(race, name, search_s) for name in race.timings],
-        "best_baseline": race.best_baseline,
+        BEST_ROUTE_OF_BENCH: race.best_route,
         "ratio": None if race.ratio is None else race.ratio.ratio,
         "interval": _interval(race.ratio),
         "inputs": race.images,
@@ -64,7 +65,7 @@ def bench_document(
 
 
 def live_ratio(race: Race) -> tuple[str, Interval] | None:
-    """The best baseline that keeps the same promise, and the ratio to it."""
+    """The best of the framework's routes that keeps the same promise, and the ratio to it."""
     names = [n for n, detail in race.details.items() if detail.promise == LIVE and n not in OURS]
     best = best_of(race.timings, names)
     if best is None or PLANTUNE not in race.timings:
@@ -75,21 +76,23 @@ def live_ratio(race: Race) -> tuple[str, Interval] | None:
 def _live(race: Race) -> dict[str, Any]:
     name, ratio = live_ratio(race) or (None, None)
     return {
-        "best_live_baseline": name,
+        BEST_LIVE_ROUTE_OF_BENCH: name,
         "ratio_live": None if ratio is None else ratio.ratio,
         "interval_live": _interval(ratio),
     }
 
 
 def _by_inputs(race: Race) -> dict[str, Any]:
-    """The ratio to the best baseline on either kind of inputs; the headline is the worse."""
+    """The ratio to the best of the framework's routes on either kind of inputs; the headline is the
+    worse.
+    """
     ratios: dict[str, Any] = {}
     for kind in (SAME, FRESH) if PLANTUNE in race.details else ():
         queued = {n: d.queued[kind] for n, d in race.details.items() if kind in d.queued}
         best = best_of(queued, [name for name in queued if name not in OURS])
         if best is not None:
             ratio = queued[PLANTUNE].median_us / queued[best].median_us
-            ratios[kind] = {"best_baseline": best, "ratio": ratio}
+            ratios[kind] = {BEST_ROUTE_OF_BENCH: best, "ratio": ratio}
     return ratios
 
 
@@ -140,8 +143,8 @@ def _phases(detail: Detail, timing: Timing) -> dict[str, float] | None:
 
 
 def _paid_after(race: Race, name: str, spent_s: float) -> int | None:
-    """After how many calls a way has saved the time that it took until it was ready, beside eager;
-    None if it never does.
+    """After how many calls a route has saved the time that it took until it was ready, beside
+    eager; None if it never does.
     """
     if EAGER not in race.details or name == EAGER:
         return None

@@ -1,4 +1,4 @@
-"""A benchmark for people: what runs and how fast, how sure that is, and all ways in two tables."""
+"""A benchmark for people: what runs and how fast, how sure that is, and tables of all routes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from plantune.plans.rivals import has_compiled
+from plantune.plans.raced_routes import has_compiled
 from plantune.plans.standing import EAGER, Standing
+from plantune.plans.written_words import BEST_LIVE_ROUTE_OF_BENCH, BEST_ROUTE_OF_BENCH
 from plantune.report.tables import counted, table
 
 if TYPE_CHECKING:
@@ -24,9 +25,9 @@ LONGER = 6
 INPUTS = {"same": "the same input in each call", "fresh": "{} inputs in turns"}
 
 
-def standing_of(race: Race, runner: str) -> Standing:
-    """How the plan compared in this race; `runner` is who runs it, in the race too."""
-    from plantune.measure.racing.entrants import PLANTUNE
+def standing_of(race: Race, route: str) -> Standing:
+    """How the plan compared in this race; `route` is who runs it, in the race too."""
+    from plantune.measure.racing.built_routes import PLANTUNE
     from plantune.measure.timing import in_common, ratio_interval
 
     ours, eager = race.timings.get(PLANTUNE), race.timings.get(EAGER)
@@ -34,20 +35,20 @@ def standing_of(race: Race, runner: str) -> Standing:
     if ours is not None and eager is not None:
         beside_eager = ratio_interval(*in_common(ours, eager))
     best = None
-    if race.best_baseline is not None and race.ratio is not None:
-        best = (race.best_baseline, race.ratio)
+    if race.best_route is not None and race.ratio is not None:
+        best = (race.best_route, race.ratio)
     caveat = None if has_compiled(race.timings) else "torch.compile was not in this race"
-    return Standing(runner, beside_eager, best, caveat=caveat, as_it_runs=True)
+    return Standing(route, beside_eager, best, caveat=caveat, as_it_runs=True)
 
 
-def headline(race: Race, runner: str) -> str:
+def headline(race: Race, route: str) -> str:
     """What runs the network and how fast, in one sentence."""
-    return standing_of(race, runner).headline("no baseline ran beside it")
+    return standing_of(race, route).headline("no other route ran beside it")
 
 
-def details(race: Race, runner: str) -> list[str]:
+def details(race: Race, route: str) -> list[str]:
     """The numbers of the headline, with their intervals."""
-    lines = standing_of(race, runner).details() if race.ratio is not None else []
+    lines = standing_of(race, route).details() if race.ratio is not None else []
     rounds = min((timing.samples for timing in race.timings.values()), default=0)
     if any(timing.cut_short for timing in race.timings.values()):
         lines.append(f"the time was up after {counted(rounds, 'round')}")
@@ -59,23 +60,23 @@ def advice(document: Mapping[str, Any], race: Race, budget_s: float) -> list[str
     reason = document["machine"]["disturbed_by"]
     lines = [f"the machine was not quiet: {reason}"] if reason else []
     if race.ratio is not None and race.ratio.is_undecided:
-        best = dict.fromkeys(filter(None, (race.best_baseline, document["best_live_baseline"])))
+        best = dict.fromkeys(filter(None, (race.best_route, document[BEST_LIVE_ROUTE_OF_BENCH])))
         longer = f"--budget {LONGER * budget_s:g} --peers {','.join(best)}"
-        lines.append(f"measure again when nothing else runs, or longer with fewer ways: {longer}")
+        lines.append(f"measure again when nothing else runs, or longer with fewer routes: {longer}")
     return lines
 
 
 def other_ratios(document: Mapping[str, Any]) -> list[str]:
-    """The ratios next to the headline: both kinds of inputs, the best live way, ours frozen."""
+    """The ratios next to the headline: both kinds of inputs, the best live route, ours frozen."""
     lines = [
         f"{INPUTS[kind].format(document['inputs_in_turns'])}: {found['ratio']:.3f} of "
-        f"{found['best_baseline']}'s time"
+        f"{found[BEST_ROUTE_OF_BENCH]}'s time"
         for kind, found in document["ratios"].items()
     ]
-    live, best = document["best_live_baseline"], document["best_baseline"]
+    live, best = document[BEST_LIVE_ROUTE_OF_BENCH], document[BEST_ROUTE_OF_BENCH]
     if live not in (None, best):
         ratio = f"{document['ratio_live']:.3f} of {live}'s time"
-        lines.append(f"{best} is frozen; against the best live way: {ratio}")
+        lines.append(f"{best} is frozen; against the best live route: {ratio}")
     apart = document.get("training_beside_inference")
     if apart is not None:
         lines.append(f"outputs of training and inference differ by {apart:.2g} of the largest")
@@ -108,9 +109,9 @@ def unit_of(document: Mapping[str, Any]) -> Unit:
 
 
 def queued_table(document: Mapping[str, Any], width: int | None = None) -> str:
-    """Calls in a row, the fastest way first, each as a part of the best baseline's time."""
+    """Calls in a row, the fastest route first, each as a part of the best route's time."""
     unit, rows = unit_of(document), by_time(document)
-    best = next((r["median_ms"] for r in rows if r["name"] == document["best_baseline"]), None)
+    best = next((r["median_ms"] for r in rows if r["name"] == document[BEST_ROUTE_OF_BENCH]), None)
     weighed = any(row.get("peak_mib") is not None for row in rows)
     lines = [
         [
@@ -124,7 +125,7 @@ def queued_table(document: Mapping[str, Any], width: int | None = None) -> str:
         ]
         for row in rows
     ]
-    titles = ["way", "weights", f"same, {unit.name}", "fresh", "quartiles", "of best"]
+    titles = ["route", "weights", f"same, {unit.name}", "fresh", "quartiles", "of best"]
     titles += [*(["peak, MiB"] if weighed else []), ""]
     noise = [NOISE] if any(row["noisy"] for row in rows) else []
     align = "ll" + "r" * (len(titles) - 3) + "l"
@@ -136,7 +137,7 @@ def _mib(peak: float | None) -> str:
 
 
 def phases_table(document: Mapping[str, Any], width: int | None = None) -> str | None:
-    """What the phases of a call in training take; None if no way's are known."""
+    """What the phases of a call in training take; None if no route's are known."""
     rows = [row for row in by_time(document) if row.get("phases_ms")]
     if not rows:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from plantune.plans.written_words import ROUTE
 from plantune.report.tables import and_more, config_text, table
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def difference(first: StoredPlan, second: StoredPlan) -> dict[str, Any]:
 
 
 def _header(plan: Plan) -> dict[str, Any]:
-    of_plan = {"runner": plan.runner, "branches": plan.branches}
+    of_plan = {ROUTE: plan.route, "branches": plan.branches}
     return {**plan.problem.key.to_json(), "origin": plan.written_origin, **of_plan}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from plantune.base.files import require_replaceable, write_whole
+from plantune.plans.written_words import BEST_ROUTE_OF_BENCH
 from plantune.report.bench_text import NOISY, Unit, by_time, unit_of
 from plantune.report.tables import machine_text
 
@@ -21,7 +22,7 @@ MAKER_KEYS = {"png": "Software", "svg": "Creator", "pdf": "Creator"}
 OURS_COLORS, OTHERS_COLORS = ("#0072b2", "#8fc1dd"), ("#b0b0b0", "#dcdcdc")
 INK = "black"
 QUARTILES, TAIL = ("low", "median", "high"), ("p50", "p50", "p99")
-HEIGHT = 0.38  # of a bar; ways are 1 apart
+HEIGHT = 0.38  # of a bar; routes are 1 apart
 # Whiskers end here, as a part of the longest bar: the slowest of a few calls may take a hundred
 # times as long, and no bar could be seen beside that. What is cut off is written instead.
 LONGEST_WHISKER = 1.25
@@ -36,8 +37,8 @@ def can_plot() -> bool:
 
 
 def bar_plot(document: Mapping[str, Any], path: Path) -> None:
-    """Draws a document of `plantune bench`: each way's queued calls with their quartiles and their
-    part of the best baseline's, and beside it a single call until its result is there.
+    """Draws a document of `plantune bench`: each route's queued calls with their quartiles and
+    their part of the best route's, and beside it a single call until its result is there.
     """
     from matplotlib.figure import Figure
 
@@ -60,9 +61,9 @@ def bar_plot(document: Mapping[str, Any], path: Path) -> None:
 def _draw(
     axes: Any, document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], unit: Unit
 ) -> None:
-    """Two bars a way, the queued call above; a way without single calls has one."""
+    """Two bars a route, the queued call above; a route without single calls has one."""
     medians = {row["name"]: row["median_ms"] for row in rows}
-    best, end_ms = medians.get(document["best_baseline"]), _end_ms(document)
+    best, end_ms = medians.get(document[BEST_ROUTE_OF_BENCH]), _end_ms(document)
     for place, row in enumerate(rows):
         single, median = _single(row, document), row["median_ms"]
         color, light = OURS_COLORS if row["name"].startswith("plantune") else OTHERS_COLORS
@@ -112,7 +113,7 @@ def _single(row: Mapping[str, Any], document: Mapping[str, Any]) -> Mapping[str,
 
 
 def _legend(document: Mapping[str, Any], unit: Unit) -> str:
-    text = f"{unit.name} a call in a row of calls, with quartiles (part of the best baseline's)"
+    text = f"{unit.name} a call in a row of calls, with quartiles (part of the best route's)"
     if any(row.get("latency_ms") for row in document["rows"]):
         text = f"{text}\nsingle: one call until its result is there, with the 99th percentile"
     if _is_cut(document):

@@ -22,7 +22,7 @@ from plantune.runtime.calls.calls import Calls, Stats
 from plantune.runtime.calls.framework import LastCall, Options, UnplannedCall, transform_of
 from plantune.runtime.calls.padding import Padding
 from plantune.runtime.calls.plain_calls import MISSED
-from plantune.runtime.calls.runners import Runner
+from plantune.runtime.calls.routes import FrameworkRoute
 from plantune.runtime.captured.stock import Stock
 from plantune.runtime.summary import Summary, runs_of, summary_of
 from plantune.runtime.watched.copies import rebind
@@ -156,9 +156,9 @@ class TunedModule(StandsIn):
         return any(OF_ALL_MODULES) or any(self.__dict__[name] for name in names)
 
     def why_eager(self) -> str | None:
-        """Why eager stands in for the framework's way that the plan names; None if it does not."""
-        runner = self._calls.expected().runner
-        return runner.why_not if isinstance(runner, Runner) else None
+        """Why eager runs in place of the route that the plan names; None if it does not."""
+        route = self._calls.expected().substitute
+        return route.why_not if isinstance(route, FrameworkRoute) else None
 
     def eager_calls(self) -> int:
         """How many calls no plan ran."""

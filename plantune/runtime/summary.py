@@ -35,7 +35,7 @@ class FrameworkOp:
 @dataclass(frozen=True)
 class Summary:
     """`headline` says in one sentence what runs the call and how fast. `ratio` is the time of a
-    call as a part of that of the best of the framework's ways, `low` and `high` its interval of
+    call as a part of that of the best of the framework's routes, `low` and `high` its interval of
     95 %; None if nothing was raced. `families` has the number of steps that each kernel family of
     plantune runs, `framework` the number of those that torch runs.
     """
@@ -87,7 +87,7 @@ class Runs:
     elsewhere: bool = False
 
     @property
-    def runner(self) -> str:
+    def route(self) -> str:
         return PROGRAM if self.how in BY_PROGRAM else self.how
 
 
@@ -99,12 +99,12 @@ def runs_of(planned: Planned) -> Runs:
 
 def headline_of(plan: Plan, runs: Runs) -> str:
     """What runs the plan's call and how fast, in one sentence."""
-    if runs.runner != plan.runner:  # by what calls have shown since, or with frozen weights
-        return Standing(runs.runner).headline(runs.reason)
+    if runs.route != plan.route:  # by what calls have shown since, or with frozen weights
+        return Standing(runs.route).headline(runs.reason)
     if plan.origin == written_words.PREDICTED:
-        return Standing(runs.runner).headline(PREDICTED)
-    why = NOT_RACED if runs.runner == PROGRAM else NO_RACE
-    return Standing.of(plan.runner, plan.evidence).headline(why)
+        return Standing(runs.route).headline(PREDICTED)
+    why = NOT_RACED if runs.route == PROGRAM else NO_RACE
+    return Standing.of(plan.route, plan.evidence).headline(why)
 
 
 def summary_of(plan: Plan, graph: Graph, lines: Mapping[str, str], runs: Runs) -> Summary:
@@ -132,8 +132,8 @@ def summary_of(plan: Plan, graph: Graph, lines: Mapping[str, str], runs: Runs) -
 
 def _notes(plan: Plan, runs: Runs) -> list[str]:
     """The numbers of the plan's race."""
-    details = Standing.of(plan.runner, plan.evidence).details()
-    if runs.runner != plan.runner:
+    details = Standing.of(plan.route, plan.evidence).details()
+    if runs.route != plan.route:
         details = [f"in the plan's race: {line}" for line in details]
     return [*details, ELSEWHERE] if details and runs.elsewhere else details
 

@@ -13,8 +13,8 @@ from plantune.measure.timing import Effort
 
 # What is kept for ranking and for the race: a part of the budget, or seconds if that is less.
 RANKING, RACING = (0.15, 10.0), (0.35, 15.0)
-# A race has some ten entrants and calls each at least ten times. On a GPU cuDNN tries its
-# algorithms first: 22 s where a training pass takes 7.5 ms (five entrants, H100, 2026-11-23).
+# A race has some ten routes and calls each at least ten times. On a GPU cuDNN tries its
+# algorithms first: 22 s where a training pass takes 7.5 ms (five routes, H100, 2026-11-23).
 CALLS_IN_A_RACE = {"cpu": 100, "cuda": 3000}
 MOST_FOR_RACING = 0.6
 # When a race begins nothing more, this part of its time is left for its last rounds.
@@ -84,7 +84,7 @@ class Budget:
     def limited(self, effort: Effort, phase: str) -> Effort:
         """The effort, limited: nothing begins after the phase, and it is cut off soon after."""
         end, grace = self._start + self._end_s(phase), self._grace_s(phase)
-        # A race goes on for some calls of every entrant; without them nothing is known.
+        # A race goes on for some calls of every route; without them nothing is known.
         early = LAST_ROUNDS * (self._end_s("racing") - self._end_s("ranking"))
         until = end - early if phase == "racing" else end
         return replace(effort, until=until, cut_at=end + grace)

@@ -1,4 +1,6 @@
-"""What workers on other GPUs do while the first one races: compile rivals, prove the plan."""
+"""What workers on other GPUs do while the first one races: compile the framework's routes, prove
+the plan.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from plantune.measure.worker.client import Worker
 from plantune.plans.plan import Plan
 from plantune.search.budget import Budget
 
-# The time that must be left for a baseline of torch.compile to join the race; others always join.
+# The time that must be left for a route of torch.compile to join the race; others always join.
 COMPILING_S = {"compile-default": 25.0, "compile-reduce-overhead": 25.0}
 # For each node of the forward pass if that is more: 47 s for densenet121's 1,822, 18 to 22 s for
 # the 777 to 939 of four others of torchvision (H200, 8 cores beside a search, 2026-11-23).
@@ -46,21 +48,21 @@ def start_all(workers: Sequence[Worker], cut_at: float) -> None:
 
 
 def compiled_elsewhere(
-    workers: Sequence[Worker], raced: Raced, rivals: Sequence[str], budget: Budget, seed: int
+    workers: Sequence[Worker], raced: Raced, routes: Sequence[str], budget: Budget, seed: int
 ) -> Callable[[], frozenset[str]]:
-    """Compiles the rivals on the first of the workers, in the background, so that inductor finds
+    """Compiles the routes on the first of the workers, in the background, so that inductor finds
     them in its cache; gives a function that says which of them are ready.
     """
     ready: set[str] = set()
 
     def compile_all() -> None:
-        for name in rivals:
+        for name in routes:
             effort = budget.limited(Effort(budget_s=CALLS_S), "ranking")
             with suppress(PlantuneError):  # then it compiles in the race, if there is time
                 race = workers[0].race(raced, None, (name,), effort, seed)
                 ready.update(race.timings)
 
-    if workers and rivals:
+    if workers and routes:
         threading.Thread(target=compile_all, daemon=True).start()
     return lambda: frozenset(ready)
 

@@ -80,7 +80,7 @@ class Endings:
             warn(text)
 
     def _eager(self) -> Plan:
-        return replace(default_plan(self.graph, self.space, network=self.network), runner=EAGER)
+        return replace(default_plan(self.graph, self.space, network=self.network), route=EAGER)
 
     def _has_failed(self, plan: Plan) -> bool:
         own = named_as(plan, self.graph)

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from plantune.base.canonical import Attrs
 from plantune.graph import Graph
 from plantune.measure.machine_state import State
-from plantune.measure.racing.entrants import PLANTUNE
+from plantune.measure.racing.built_routes import PLANTUNE
 from plantune.measure.racing.race import OURS, Race
 from plantune.measure.timing import Timing, in_common, joined, ratio_interval
-from plantune.plans import rivals
+from plantune.plans import raced_routes
 from plantune.plans.guess import default_plan
-from plantune.plans.plan import EAGER, FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM, Plan
+from plantune.plans.plan import EAGER, FROZEN_ROUTES, LIVE_ROUTES, PROGRAM, Plan
 from plantune.plans.standing import CAPTURED, EAGER_RATIO, UNBEATEN, UNBEATEN_RATIO, ratio_evidence
 from plantune.plans.verdict import FASTER, SLOWER, Interval
-from plantune.plans.written_words import MEASURED
+from plantune.plans.written_words import BEST_ROUTE, BEST_ROUTE_MS, MEASURED, RACED_ROUTES
 from plantune.search.results import StepsSum
 from plantune.space import SearchSpace
 
@@ -26,8 +26,8 @@ USUAL_FACTOR = 1.5
 
 
 @dataclass(frozen=True)
-class Duel:
-    """The plan and one rival, timed in the same rounds."""
+class TimedPair:
+    """The timings of the plan and of another route in the same rounds."""
 
     ours: Timing
     theirs: Timing
@@ -38,72 +38,74 @@ class Duel:
 
     @property
     def is_won(self) -> bool:
-        """A tie is not a win: the rival is what runs without plantune."""
+        """A tie is not a win: the other route is what runs without plantune."""
         return self.ratio.verdict == FASTER
 
     @property
     def is_open(self) -> bool:
         return self.ratio.verdict not in (FASTER, SLOWER)
 
-    def and_again(self, other: Duel) -> Duel:
-        """The duel with the rounds of a repeated race."""
-        return Duel(joined(self.ours, other.ours), joined(self.theirs, other.theirs))
+    def and_again(self, other: TimedPair) -> TimedPair:
+        """With the rounds of a repeated race."""
+        return TimedPair(joined(self.ours, other.ours), joined(self.theirs, other.theirs))
 
 
-Duels = Mapping[str, Duel]
+TimedPairs = Mapping[str, TimedPair]
 
 
-def duels_of(race: Race) -> Duels:
-    """The plan against each of its rivals."""
+def pairs_of(race: Race) -> TimedPairs:
+    """The plan against each of the framework's routes."""
     ours = race.timings[PLANTUNE]
     theirs = {name: timing for name, timing in race.timings.items() if name not in OURS}
-    return {name: Duel(*in_common(ours, timing)) for name, timing in theirs.items()}
+    return {name: TimedPair(*in_common(ours, timing)) for name, timing in theirs.items()}
 
 
-def repeated(duels: Duels, race: Race) -> Duels:
-    """The duels with the rounds of a race that some of the rivals ran once more."""
-    again = duels_of(race)
-    return {name: d.and_again(again[name]) if name in again else d for name, d in duels.items()}
+def repeated(pairs: TimedPairs, race: Race) -> TimedPairs:
+    """These with the rounds of a race that some routes ran once more."""
+    again = pairs_of(race)
+    return {
+        name: pair.and_again(again[name]) if name in again else pair for name, pair in pairs.items()
+    }
 
 
-def undecided(duels: Duels) -> tuple[str, ...]:
-    """Rivals with the plan's promise that may be faster or slower than it, the best first. None if
+def undecided(pairs: TimedPairs) -> tuple[str, ...]:
+    """Routes with the plan's promise that may be faster or slower than it, the best first. None if
     one of them is clearly faster: then the plan has lost.
     """
-    same = [name for name in _ranked(duels) if name in (*LIVE_RUNNERS, CAPTURED)]
-    if any(duels[name].ratio.verdict == SLOWER for name in same):
+    same = [name for name in _ranked(pairs) if name in (*LIVE_ROUTES, CAPTURED)]
+    if any(pairs[name].ratio.verdict == SLOWER for name in same):
         return ()
-    return tuple(name for name in same if duels[name].is_open)
+    return tuple(name for name in same if pairs[name].is_open)
 
 
-def winner(duels: Duels, known: Iterable[str]) -> str:
-    """The program if it is clearly faster than all known rivals, else the best of them; eager if
+def winner(pairs: TimedPairs, known: Iterable[str]) -> str:
+    """The program if it is clearly faster than all of these routes, else the best of them; eager if
     neither is clearly faster than that. A race of one round on busy cores made eager-channels-last
-    the runner of a network for which it took 1.5 of eager's time (2 cores, 2026-11-28).
+    the route of a network for which it took 1.5 of eager's time (2 cores, 2026-11-28).
     """
-    ranked = [name for name in _ranked(duels) if name in set(known)]
-    if all(duels[name].is_won for name in ranked):
+    ranked = [name for name in _ranked(pairs) if name in set(known)]
+    if all(pairs[name].is_won for name in ranked):
         return PROGRAM
-    best, plain = ranked[0], duels.get(EAGER)
+    best, plain = ranked[0], pairs.get(EAGER)
     if plain is None or plain.is_won:
         return best
-    return best if Duel(*in_common(duels[best].theirs, plain.theirs)).is_won else EAGER
+    return best if TimedPair(*in_common(pairs[best].theirs, plain.theirs)).is_won else EAGER
 
 
-def judged(plan: Plan, duels: Duels, plain: Plan | None = None) -> Plan:
+def judged(plan: Plan, pairs: TimedPairs, plain: Plan | None = None) -> Plan:
     """The plan with who runs it, live and frozen. `plain`, the framework's kernels as one graph,
     replaces it if it was as good.
     """
-    runs = live = winner(duels, (*LIVE_RUNNERS, CAPTURED))
+    runs = live = winner(pairs, (*LIVE_ROUTES, CAPTURED))
     if live == CAPTURED and plain is None:
         runs = live = PROGRAM
-        duels = {n: d for n, d in duels.items() if n != CAPTURED}
+        pairs = {n: pair for n, pair in pairs.items() if n != CAPTURED}
     elif live == CAPTURED and plain is not None:
-        plan, live = replace(plain, evidence=_of_captured(duels)), PROGRAM
-    frozen = winner(duels, FROZEN_RUNNERS)
+        plan, live = replace(plain, evidence=_of_captured(pairs)), PROGRAM
+    frozen = winner(pairs, FROZEN_ROUTES)
     differs = frozen not in (PROGRAM, live)
-    plan = replace(plan, runner=live, frozen_runner=frozen if differs else None)
-    found = {**_loss(runs, duels), **_standing(runs, duels)}
+    plan = replace(plan, route=live, frozen_route=frozen if differs else None)
+    found = {**_loss(runs, pairs), **_standing(runs, pairs)}
     return replace(plan, evidence=Attrs({**plan.evidence, **found}))
 
 
@@ -111,16 +113,16 @@ def evidence_of(race: Race) -> Attrs:
     """What a plan keeps of its program's race."""
     ours = race.timings[PLANTUNE]
     evidence: dict[str, float | str] = {
-        rivals.KEY: ",".join(name for name in race.timings if name not in OURS),
+        RACED_ROUTES: ",".join(name for name in race.timings if name not in OURS),
         "median_ms": ours.median_us / 1e3,
         "low_ms": ours.low_us / 1e3,
         "high_ms": ours.high_us / 1e3,
     }
-    if race.best_baseline is not None and race.ratio is not None:
-        theirs = race.timings[race.best_baseline]
+    if race.best_route is not None and race.ratio is not None:
+        theirs = race.timings[race.best_route]
         evidence |= {
-            "baseline": race.best_baseline,
-            "baseline_ms": theirs.median_us / 1e3,
+            BEST_ROUTE: race.best_route,
+            BEST_ROUTE_MS: theirs.median_us / 1e3,
             "ratio": race.ratio.ratio,
             "ratio_low": race.ratio.low,
             "ratio_high": race.ratio.high,
@@ -137,60 +139,62 @@ def plain_graph(graph: Graph, space: SearchSpace, *, network: str) -> Plan | Non
 
 def judged_alone(plan: Plan, race: Race, plain: Plan | None = None) -> Plan:
     """The plan as judged by one race."""
-    return judged(replace(plan, evidence=evidence_of(race)), duels_of(race), plain)
+    return judged(replace(plan, evidence=evidence_of(race)), pairs_of(race), plain)
 
 
-def _of_captured(duels: Duels) -> Attrs:
+def _of_captured(pairs: TimedPairs) -> Attrs:
     """What a plan of the framework's kernels as one graph keeps of the race that it won."""
-    ours = duels[CAPTURED].theirs
-    others = {n: Duel(*in_common(ours, d.theirs)) for n, d in duels.items() if n != CAPTURED}
+    ours = pairs[CAPTURED].theirs
+    others = {
+        n: TimedPair(*in_common(ours, pair.theirs)) for n, pair in pairs.items() if n != CAPTURED
+    }
     best = next(iter(_ranked(others)), None)
-    timings = {PLANTUNE: ours, **{name: duel.theirs for name, duel in others.items()}}
+    timings = {PLANTUNE: ours, **{name: pair.theirs for name, pair in others.items()}}
     return evidence_of(Race(timings, {}, best, None if best is None else others[best].ratio))
 
 
-def _standing(runs: str, duels: Duels) -> dict[str, float | str]:
-    """How what runs compares with eager, and of a plan that does not run a way that it had to beat:
-    what runs in its place, if that is one.
+def _standing(runs: str, pairs: TimedPairs) -> dict[str, float | str]:
+    """How what runs compares with eager, and of a plan that does not run a route that it had to
+    beat: what runs in its place, if that is one.
     """
     found: dict[str, float | str] = {}
-    if runs != EAGER and EAGER in duels:
-        found |= ratio_evidence(EAGER_RATIO, _beside(runs, EAGER, duels))
+    if runs != EAGER and EAGER in pairs:
+        found |= ratio_evidence(EAGER_RATIO, _beside(runs, EAGER, pairs))
     if runs != PROGRAM:
-        had = [n for n in _ranked(duels) if n in (*LIVE_RUNNERS, CAPTURED) and not duels[n].is_won]
+        had = [n for n in _ranked(pairs) if n in (*LIVE_ROUTES, CAPTURED) and not pairs[n].is_won]
         name = runs if runs in had or not had else had[0]
-        found |= {UNBEATEN: name, **ratio_evidence(UNBEATEN_RATIO, duels[name].ratio)}
+        found |= {UNBEATEN: name, **ratio_evidence(UNBEATEN_RATIO, pairs[name].ratio)}
     return found
 
 
-def _beside(runs: str, other: str, duels: Duels) -> Interval:
-    """What runs by another way, in the rounds that both ran."""
-    ours = duels[other].ours if runs == PROGRAM else duels[runs].theirs
-    return ratio_interval(*in_common(ours, duels[other].theirs))
+def _beside(runs: str, other: str, pairs: TimedPairs) -> Interval:
+    """What runs by another route, in the rounds that both ran."""
+    ours = pairs[other].ours if runs == PROGRAM else pairs[runs].theirs
+    return ratio_interval(*in_common(ours, pairs[other].theirs))
 
 
-def _loss(runner: str, duels: Duels) -> dict[str, float | str]:
+def _loss(route: str, pairs: TimedPairs) -> dict[str, float | str]:
     """By how much torch.compile is faster than what runs now, if it is."""
     found: dict[str, float | str] = {}
-    for name in _ranked(duels):
-        if not name.startswith(rivals.COMPILED):
+    for name in _ranked(pairs):
+        if not name.startswith(raced_routes.COMPILED):
             continue
-        ratio = _beside(runner, name, duels)
+        ratio = _beside(route, name, pairs)
         if ratio.verdict == SLOWER:
-            found = {rivals.LOST_TO: name, rivals.LOSS: ratio.ratio}
+            found = {raced_routes.LOST_TO: name, raced_routes.LOSS: ratio.ratio}
         break
     return found
 
 
-def _ranked(duels: Duels) -> list[str]:
-    """The rivals, the fastest first, each against the plan in the same rounds."""
-    return sorted(duels, key=lambda name: -duels[name].ratio.ratio)
+def _ranked(pairs: TimedPairs) -> list[str]:
+    """The routes, the fastest first, each against the plan in the same rounds."""
+    return sorted(pairs, key=lambda name: -pairs[name].ratio.ratio)
 
 
-def with_all_rounds(race: Race, duels: Duels) -> Race:
-    """The race with the ratio to its best baseline over all rounds that both ran."""
-    best = race.best_baseline
-    return race if best is None or race.ratio is None else replace(race, ratio=duels[best].ratio)
+def with_all_rounds(race: Race, pairs: TimedPairs) -> Race:
+    """The race with the ratio to the best of its routes over all rounds that both ran."""
+    best = race.best_route
+    return race if best is None or race.ratio is None else replace(race, ratio=pairs[best].ratio)
 
 
 def race_notes(race: Race, plan: StepsSum, eager: StepsSum, machine: State) -> list[str]:

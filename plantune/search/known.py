@@ -164,7 +164,7 @@ def plan_without_search(graph: Graph, space: SearchSpace, *, network: str) -> Pl
     """What runs without a plan, so it needs no race; a guess is proved before its first use."""
     plain = default_plan(graph, space, network=network)
     if space.arch.kind == "cpu":
-        return replace(plain, runner=EAGER)
+        return replace(plain, route=EAGER)
     return guessed_plan(graph, space, network=network) or plain
 
 

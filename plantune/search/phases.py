@@ -21,7 +21,7 @@ from plantune.graph.graph import Graph
 from plantune.graph.tracing.tape import Tape
 from plantune.measure.machine_state import State
 from plantune.measure.racing.race import Race
-from plantune.measure.racing.ways import baselines_for
+from plantune.measure.racing.routes import framework_routes
 from plantune.measure.subject import Raced
 from plantune.measure.timing import LEAST_SAMPLES, Effort, Timing
 from plantune.measure.worker.client import Worker
@@ -37,7 +37,7 @@ from plantune.search.elsewhere import (
     compiled_elsewhere,
     prove_elsewhere,
 )
-from plantune.search.judgement import Duels, duels_of, repeated, undecided
+from plantune.search.judgement import TimedPairs, pairs_of, repeated, undecided
 from plantune.search.results import Report, Settings
 from plantune.search.step_search import StepSearch
 from plantune.space.arch import Arch
@@ -70,12 +70,12 @@ RACE_S = 8.0
 # No race begins with less time: it takes longer to make a plan's program and to prove it.
 LEAST_RACE_S = 0.5
 MOST_RACES = 3
-# An undecided race is repeated for the entrants concerned, if there is time.
+# An undecided race is repeated for the routes concerned, if there is time.
 MOST_REPEATS = 4
 LEAST_REPEAT_S = 1.0
 # Two passes are compiled in training: 31 to 37 s for se_resnet9_fixup (H200, 2026-11-23).
 BOTH_PASSES = 2
-# The time that must be left for a baseline of torch.compile to join the race; others always join.
+# The time that must be left for a route of torch.compile to join the race; others always join.
 NEVER_S = float("inf")
 NOT_COMPARED = "the plan that calls use now was not compared"
 Found = Timing | Rejected
@@ -104,7 +104,7 @@ class Run:
     steps: StepSearch
     report: Report
     tape: Tape | None = None
-    # Workers on other GPUs of the same kind, and the rivals that one of them compiled meanwhile.
+    # Workers on other GPUs of the same kind, and the routes that one of them compiled meanwhile.
     others: Sequence[Worker] = ()
     ahead: frozenset[str] = frozenset()
 
@@ -300,47 +300,47 @@ def _proved(run: Run, plan: Plan, race: Race) -> Race:
     return race
 
 
-def race_again(run: Run, plan: Plan, race: Race) -> Duels:
-    """The plan against each rival, with more rounds while it is open who is faster."""
-    duels, left = duels_of(race), MOST_REPEATS
-    while (rivals := undecided(duels)) and left and run.budget.left_for("racing") > LEAST_REPEAT_S:
+def race_again(run: Run, plan: Plan, race: Race) -> TimedPairs:
+    """The plan against each route, with more rounds while it is open who is faster."""
+    pairs, left = pairs_of(race), MOST_REPEATS
+    while (routes := undecided(pairs)) and left and run.budget.left_for("racing") > LEAST_REPEAT_S:
         run.enter("racing")
         left -= 1
         try:
-            duels = repeated(duels, _race(run, plan, rivals))
+            pairs = repeated(pairs, _race(run, plan, routes))
         except (CannotJudge, OutOfTime, *FAILURES):
             break  # what is known is enough to decide
-    return duels
+    return pairs
 
 
-def rivals_ahead(run: Run) -> Callable[[], frozenset[str]]:
-    """Has the rivals compiled on another GPU while plans are ranked on the first one; gives which
+def compiled_ahead(run: Run) -> Callable[[], frozenset[str]]:
+    """Has the routes compiled on another GPU while plans are ranked on the first one; gives which
     of them are ready when it is asked.
     """
-    known = run.settings.baselines or baselines_for(run.problem.arch, run.problem.mode)
+    known = run.settings.routes or framework_routes(run.problem.arch, run.problem.mode)
     wanted = [name for name in known if name in COMPILING_S]
     raced = Raced(run.problem, run.tape)
     return compiled_elsewhere(run.others, raced, wanted, run.budget, run.settings.seed)
 
 
-def _race(run: Run, plan: Plan, baselines: tuple[str, ...] | None = None) -> Race:
-    """The plan against the baselines; one that compiles for long joins only if there is time."""
+def _race(run: Run, plan: Plan, routes: tuple[str, ...] | None = None) -> Race:
+    """The plan against the routes; one that compiles for long joins only if there is time."""
     left_s = run.budget.left_s
     if left_s < LEAST_RACE_S:
         raise OutOfTime("there was no time left for a race")
-    baselines = baselines or run.settings.baselines
-    if baselines is None:
-        baselines = _joining(run, left_s)
+    routes = routes or run.settings.routes
+    if routes is None:
+        routes = _joining(run, left_s)
     effort = run.budget.limited(Effort(budget_s=min(left_s / 3, RACE_S)), "racing")
     seed = run.settings.seed
-    return run.worker.race(Raced(run.problem, run.tape), plan, baselines, effort, seed)
+    return run.worker.race(Raced(run.problem, run.tape), plan, routes, effort, seed)
 
 
 def _joining(run: Run, left_s: float) -> tuple[str, ...]:
-    """The baselines for which there is time, one after the other: what compiles when the time is up
+    """The routes for which there is time, one after the other: what compiles when the time is up
     takes the whole race along, and with it what the search found. The later ones are stronger.
     """
-    known = baselines_for(run.problem.arch, run.problem.mode)
+    known = framework_routes(run.problem.arch, run.problem.mode)
     joining = set()
     for name in reversed(known):
         needed_s = _needed_s(run, name)
@@ -350,15 +350,15 @@ def _joining(run: Run, left_s: float) -> tuple[str, ...]:
     return tuple(name for name in known if name in joining)
 
 
-def _needed_s(run: Run, baseline: str) -> float:
-    """What must be left for a baseline: those that compile for minutes are for `bench`."""
-    if not baseline.startswith("compile"):
+def _needed_s(run: Run, route: str) -> float:
+    """What must be left for a route: those that compile for minutes are for `bench`."""
+    if not route.startswith("compile"):
         return 0.0
-    if baseline in run.ahead:
+    if route in run.ahead:
         needed_s = COMPILED_AHEAD_S
     else:
         forward = run.graph.nodes[: run.graph.backward_from]
-        needed_s = max(COMPILING_S.get(baseline, NEVER_S), COMPILING_NODE_S * len(forward))
+        needed_s = max(COMPILING_S.get(route, NEVER_S), COMPILING_NODE_S * len(forward))
     return needed_s * (BOTH_PASSES if run.problem.mode == "train" else 1)
 
 

@@ -35,7 +35,7 @@ UNTIMED = 0.3
 DIRECT = ("direct_conv", "direct_linear", "pooled_conv")
 SKIPPED = ((), ("winograd",), DIRECT, COMPILED)
 # What a race in training takes at least: of ResNet-50's plan making and proving both passes took 7
-# s, eager's 3, and four more ways follow (32x32, 128 images, H200, 2026-11-23).
+# s, eager's 3, and four more routes follow (32x32, 128 images, H200, 2026-11-23).
 TRAINING_S = 28.0
 # The time limit for proving a plan that another search found.
 PROVING_S = 120.0

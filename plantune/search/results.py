@@ -36,7 +36,7 @@ class Patience:
 class Settings:
     """How to search: seconds in all, the seed of every draw, and what the winner races against.
 
-    Without `baselines` these are all of the arch for which there is time. Without `shipped` a
+    Without `routes` these are all of the arch for which there is time. Without `shipped` a
     search begins from this machine's own plans only. `slots` are where workers measure beside each
     other; the first one also ranks and races. With `patience` the storage is one that searches on
     other hosts share. `spent_s` of the budget were spent before: on Python and torch.
@@ -46,7 +46,7 @@ class Settings:
     seed: int = 0
     fresh: bool = False
     storage: str | None = field(default=None, repr=False)
-    baselines: tuple[str, ...] | None = None
+    routes: tuple[str, ...] | None = None
     shipped: bool = True
     slots: tuple[Slot, ...] = ()
     patience: Patience | None = None

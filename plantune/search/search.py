@@ -29,10 +29,10 @@ from plantune.search.dearer import without_dearer
 from plantune.search.elsewhere import prove_elsewhere, start_all
 from plantune.search.endings import NOTHING_LEFT, REFUTED, Endings, why_needless
 from plantune.search.judgement import (
-    Duels,
-    duels_of,
+    TimedPairs,
     evidence_of,
     judged,
+    pairs_of,
     plain_graph,
     race_notes,
     with_all_rounds,
@@ -44,10 +44,10 @@ from plantune.search.measuring import CACHES, StoredTrials, WorkerMeasurer
 from plantune.search.phases import (
     NOT_COMPARED,
     Run,
+    compiled_ahead,
     race_again,
     race_first,
     rank,
-    rivals_ahead,
 )
 from plantune.search.ranking import affordable, choose_alike, distinct, is_deterministic, plan_of
 from plantune.search.results import Report, Result, Settings, silent
@@ -119,7 +119,7 @@ class Search:
                 raise OutOfTime("the time was over before anything was compared")
             if (plan := self._found_elsewhere(run)) is not None:
                 return self._taken(run, plan)
-            rivals = rivals_ahead(run)
+            routes = compiled_ahead(run)
             in_use = self._in_use(known)
             known = self._contending(run, known)
             contenders = self._contenders(run.steps, known, in_use)
@@ -134,7 +134,7 @@ class Search:
             self._best = plans[0]
             run.enter("racing")
             failed = self._endings.failed
-            plan, race = race_first(replace(run, ahead=rivals()), plans, in_use, failed)
+            plan, race = race_first(replace(run, ahead=routes()), plans, in_use, failed)
             if self._is_less_than_the_guess(plan, plans):
                 raise OutOfTime(NOT_COMPARED)
         except OutOfTime:
@@ -144,9 +144,9 @@ class Search:
         self._raced = plan, race
         self._endings.warn_of_failed()
         state = self._log.snapshot("race")
-        duels = race_again(run, plan, race)
-        race = with_all_rounds(race, duels)
-        plan = self._finished(plan, race, duels)
+        pairs = race_again(run, plan, race)
+        race = with_all_rounds(race, pairs)
+        plan = self._finished(plan, race, pairs)
         with suppress(MeasureTimeout, OutOfTime, WorkerDied):  # it is as good without them
             plan = self._with_times(run, plan)
         gaps = race_notes(race, run.steps.best(), run.steps.framework(), state)
@@ -164,7 +164,7 @@ class Search:
             return replace(self._kept, complete=False)
         if self._raced is not None:
             plan, race = self._raced
-            plan = self._finished(plan, race, duels_of(race))
+            plan = self._finished(plan, race, pairs_of(race))
             return replace(self._keep_raced(plan, race), complete=False)
         steps = self._steps
         if steps is None or (self._best is None and not steps.measured):
@@ -305,12 +305,12 @@ class Search:
             return False
         return not any(choose_alike(guess, other) for other in ranked)
 
-    def _finished(self, plan: Plan, race: Race, duels: Duels) -> Plan:
+    def _finished(self, plan: Plan, race: Race, pairs: TimedPairs) -> Plan:
         """The plan with its evidence, and who runs it."""
         assert self._steps is not None
         graph, space = self.graph, self.space
         captured = plain_graph(graph, space, network=self.problem.network)
-        plan = judged(replace(plan, evidence=evidence_of(race)), duels, captured)
+        plan = judged(replace(plan, evidence=evidence_of(race)), pairs, captured)
         same = is_deterministic(plan, graph, space, self._steps.costs.outcomes)
         found = {"deterministic": int(same), "search_s": round(self._budget.spent_s, 1)}
         return replace(plan, evidence=Attrs({**plan.evidence, **found, **self._log.evidence()}))

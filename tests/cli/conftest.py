@@ -207,7 +207,7 @@ class FakeWorker:
         self,
         raced: Raced,
         plan: Plan,
-        baselines: Sequence[str],
+        routes: Sequence[str],
         effort: object = None,
         seed: int = 0,
         *,
@@ -216,9 +216,9 @@ class FakeWorker:
         self.raced, self.effort = raced, effort
         if self.failure is not None:
             raise self.failure
-        names = ["plantune", *(["plantune-frozen"] if detailed else []), *baselines]
+        names = ["plantune", *(["plantune-frozen"] if detailed else []), *routes]
         timings = {name: timing(self.times_ms.get(name, 5.0)) for name in names}
-        best = min(baselines, key=lambda name: timings[name].median_us)
+        best = min(routes, key=lambda name: timings[name].median_us)
         ratio = ratio_interval(timings["plantune"], timings[best])
         details = {name: detail(name, timings[name]) for name in names} if detailed else {}
         return Race(timings, {}, best, ratio, in_turns=64, details=details)

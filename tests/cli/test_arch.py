@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plantune.cli import cuda_checks
-from plantune.cli.bench import _peers
+from plantune.cli.bench import _chosen_routes
 from plantune.cli.checks import LIMITED, OK
 from plantune.cli.lookup import environment_here
 from plantune.devices import gpus as gpus_module
@@ -69,12 +69,13 @@ def test_the_environment_of_an_arch_that_is_not_here_is_foreign_to_it() -> None:
     assert environment_here("sm90") == environment_here("cpu") == cpu_environment()
 
 
-def test_each_arch_has_its_baselines() -> None:
+def test_each_arch_has_its_routes() -> None:
     cpu, gpu = (Workload.on(arch=arch, dtype=None, **GIVEN) for arch in ("cpu", "sm90"))
-    assert {"eager", "torchscript", "compile-default", "compile-frozen"} < {*_peers(None, cpu)}
-    assert "cuda-graph" not in _peers(None, cpu)
-    assert {"cuda-graph", "compile-reduce-overhead", "compile-best"} < {*_peers(None, gpu)}
-    assert _peers("cuda-graph, eager", gpu) == ("cuda-graph", "eager")
+    on_cpu = {*_chosen_routes(None, cpu)}
+    assert {"eager", "torchscript", "compile-default", "compile-frozen"} < on_cpu
+    assert "cuda-graph" not in on_cpu
+    assert {"cuda-graph", "compile-reduce-overhead", "compile-best"} < {*_chosen_routes(None, gpu)}
+    assert _chosen_routes("cuda-graph, eager", gpu) == ("cuda-graph", "eager")
 
 
 @pytest.mark.usefixtures("gpu")

@@ -15,7 +15,7 @@ from plantune.devices.machine import cpu_environment
 from plantune.errors import WrongResult
 from plantune.measure.machine_state import Machine, State
 from plantune.measure.racing.race import Race
-from plantune.measure.racing.ways import baselines_for
+from plantune.measure.racing.routes import framework_routes
 from plantune.measure.subject import Raced
 from plantune.plans.plan import Plan
 from plantune.plans.workload import Workload
@@ -23,7 +23,7 @@ from plantune.report.bench import bench_document
 
 from .conftest import FakeWorker, Run, changed, object_of, timing
 
-PEERS = list(baselines_for("cpu"))
+PEERS = list(framework_routes("cpu"))
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_the_json_is_that_of_the_design(run: Run) -> None:
     assert promises["plantune-frozen"] == promises["compile-frozen"] == "frozen"
 
 
-def test_the_memory_of_each_way_is_in_its_row() -> None:
+def test_the_memory_of_each_route_is_in_its_row() -> None:
     one = timing(1.0)
     race = Race({"plantune": one, "eager": one}, {}, "eager", None, {"plantune": 12.5})
     rows = bench_document(race, cpu_environment(), {})["rows"]
@@ -77,13 +77,13 @@ def test_the_first_line_says_what_runs_and_how_fast_and_the_table_has_the_fastes
     lines = result.stdout.splitlines()
     assert lines[0] == (
         "runs as plantune's plan, 2.50 times faster than eager and 2.00 times faster than "
-        "torchscript (the fastest other way)"
+        "torchscript (the fastest other route)"
     )
     assert lines[1].startswith("0.400 of eager's time, 95 % interval")
     assert lines[2].startswith("0.500 of torchscript's time, 95 % interval")
     assert lines[5].split() == ["plantune", "live", "2.00", "2.00", "2.00", "to", "2.01", "0.500"]
     assert lines[6].startswith("torchscript  ")
-    assert "torchscript is frozen; against the best live way: 0.400 of eager's time" in lines
+    assert "torchscript is frozen; against the best live route: 0.400 of eager's time" in lines
     assert lines[-1] == "the machine was not quiet: other processes took 1.5 of 2 cores (a, b)"
     assert max(map(len, lines[1:])) <= 100
 
@@ -113,7 +113,7 @@ def test_the_headline_is_honest(run: Run, worker: FakeWorker, ours: float, words
 def test_a_plan_that_did_not_win_says_what_runs(
     run: Run, store: Callable[..., int], plan: Plan, worker: FakeWorker
 ) -> None:
-    store(replace(plan, runner="eager"))
+    store(replace(plan, route="eager"))
     worker.times_ms = {"plantune": 5.0}
     lines = run("bench", "--batch", 1, "--peers", "eager").stdout.splitlines()
     assert lines[0] == "runs as eager, as fast as eager called directly within the noise"
@@ -133,7 +133,7 @@ def test_whole_steps_are_those_of_training(
     assert worker.raced == Raced(workload.problem, None, steps=True)
 
 
-def test_peers_limit_the_baselines(run: Run) -> None:
+def test_peers_limit_the_routes(run: Run) -> None:
     data = object_of(run("bench", "--batch", 1, "--peers", "eager, torchscript", "--json"))
     names = ["plantune", "plantune-frozen", "eager", "torchscript"]
     assert [row["name"] for row in data["rows"]] == names
@@ -142,14 +142,14 @@ def test_peers_limit_the_baselines(run: Run) -> None:
 def test_building_may_be_limited(run: Run, worker: FakeWorker) -> None:
     began = time.monotonic()
     result = run("bench", "--batch", 1, "--build-limit", 600)
-    assert "ways (600 s and what is begun by then), then 10 s of timing" in result.stderr
+    assert "routes (600 s and what is begun by then), then 10 s of timing" in result.stderr
     assert began + 600 <= worker.effort.build_until <= time.monotonic() + 600
     run("bench", "--batch", 1)
     assert worker.effort.build_until is None
 
 
 @pytest.mark.parametrize("peers", ["tensorrt", "eager,cuda-graph", ",", ""])
-def test_an_unknown_peer_is_wrong_usage(run: Run, peers: str) -> None:
+def test_an_unknown_route_is_wrong_usage(run: Run, peers: str) -> None:
     result = run("bench", "--batch", 1, "--peers", peers)
     assert result.exit_code == 2
     assert "eager-channels-last" in result.stderr

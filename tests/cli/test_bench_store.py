@@ -15,13 +15,13 @@ from plantune.base.canonical import Attrs
 from plantune.cli import bench, bench_store
 from plantune.devices.machine import cpu_environment
 from plantune.errors import ForeignFile
-from plantune.measure.racing.ways import baselines_for
+from plantune.measure.racing.routes import framework_routes
 from plantune.plans.database import plan_database as database
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.proofs import is_proved
 from plantune.plans.database.rows import StoredPlan
 from plantune.plans.plan import Plan
-from plantune.plans.rivals import Rivals
+from plantune.plans.raced_routes import RacedRoutes
 from plantune.plans.step_times import StepTimes
 from plantune.plans.verdict import Interval
 from plantune.search import judgement
@@ -31,7 +31,7 @@ from .conftest import FakeWorker, Run, object_of
 # Without it a race is a real one, which has torch compile the network twice.
 pytestmark = pytest.mark.usefixtures("worker")
 STORE = ("bench", "--batch", 1, "--store")
-NO_COMPILER = [name for name in baselines_for("cpu") if not name.startswith("compile")]
+NO_COMPILER = [name for name in framework_routes("cpu") if not name.startswith("compile")]
 Store = Callable[..., int]
 
 
@@ -47,7 +47,7 @@ def searched(plan: Plan) -> Plan:
     return replace(plan, evidence=Attrs({**plan.evidence, **found, "machine": "busy"}))
 
 
-def test_a_race_with_compiled_rivals_is_the_evidence_from_then_on(
+def test_a_race_with_compiled_routes_is_the_evidence_from_then_on(
     run: Run, store: Store, searched: Plan, worker: FakeWorker
 ) -> None:
     before = store(searched)
@@ -57,10 +57,10 @@ def test_a_race_with_compiled_rivals_is_the_evidence_from_then_on(
     assert data["stored_plan_id"] == stored.id == before + 1
     assert stored.plan.choices == searched.choices
     evidence = stored.plan.evidence
-    assert Rivals.of(evidence) == Rivals(baselines_for("cpu"), complete=True)
+    assert RacedRoutes.of(evidence) == RacedRoutes(framework_routes("cpu"), complete=True)
     assert (evidence["baseline"], evidence["ratio"]) == ("compile-default", pytest.approx(0.5))
     assert (evidence["deterministic"], evidence["search_s"]) == (1, 60.0)
-    assert stored.plan.runner == "program"
+    assert stored.plan.route == "program"
     assert is_proved(stored.plan, cpu_environment())
     assert "never raced against torch.compile" not in run("plans", "list").stdout
 
@@ -78,7 +78,7 @@ def test_what_loses_is_run_by_the_winner(
     worker.times_ms = {"plantune": 5.0, "eager": 4.0, "compile-default": 3.0}
     assert run(*STORE).exit_code == 0
     found = newest().plan
-    assert found.runner == "eager"
+    assert found.route == "eager"
     assert found.evidence["lost_to"] == "compile-default"
 
 
@@ -102,10 +102,10 @@ def test_a_race_that_says_less_is_refused_first(
     met = ",".join((*NO_COMPILER, "compile-default"))
     store(replace(searched, evidence=Attrs({**searched.evidence, "rivals": met})))
     worker.failure = AssertionError("it must not run")
-    peers = ",".join(name for name in baselines_for("cpu") if name != left_out)
+    peers = ",".join(name for name in framework_routes("cpu") if name != left_out)
     result = run(*STORE, "--peers", peers)
     assert result.exit_code == 2
-    assert f"needs these ways in the race too: {left_out}" in result.stderr
+    assert f"needs these routes in the race too: {left_out}" in result.stderr
 
 
 def test_a_race_in_which_one_did_not_run_is_not_stored(
@@ -116,7 +116,7 @@ def test_a_race_in_which_one_did_not_run_is_not_stored(
     def without_torchscript(*arguments, **named):
         found = race(*arguments, **named)
         timings = {name: t for name, t in found.timings.items() if name != "torchscript"}
-        return replace(found, timings=timings, best_baseline="eager")
+        return replace(found, timings=timings, best_route="eager")
 
     monkeypatch.setattr(worker, "race", without_torchscript)
     result = run(*STORE)
@@ -202,7 +202,7 @@ def test_an_error_at_the_end_loses_nothing_of_the_race(
 def test_a_race_that_decides_nothing_does_not_choose_who_runs(
     run: Run, store: Store, plan: Plan, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On busy cores: the best rival would run a network whose plan is the faster one."""
+    """On busy cores: the best route would run a network whose plan is the faster one."""
     before, race = store(plan), worker.race
 
     def disturbed(*arguments, **named):

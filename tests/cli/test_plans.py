@@ -136,7 +136,7 @@ def test_a_damaged_database_is_set_aside_with_a_warning(run: Run, cache: Path) -
     assert len(list(cache.glob("plans.db.damaged-*"))) == 1
 
 
-def test_a_ratio_names_its_rival_and_whether_a_compiler_was_met(
+def test_a_ratio_names_its_route_and_whether_a_compiler_was_met(
     run: Run, store: Callable[..., int], plan: Plan
 ) -> None:
     known = {**plan.evidence, "rivals": "eager"}
@@ -152,7 +152,7 @@ def test_a_ratio_names_its_rival_and_whether_a_compiler_was_met(
         ["0.500", "compile-default"],
     ]
     assert "* never raced against torch.compile" in result.stdout
-    for id, words in zip(ids, ("rivals are not known", "never raced", ""), strict=True):
+    for id, words in zip(ids, ("is not known", "never raced", ""), strict=True):
         for command in (["plans", "show"], ["explain"]):
             assert words in run(*command, id).stdout
             assert "0.500 of" in run(*command, id).stdout

@@ -165,7 +165,7 @@ def test_a_plan_that_lost_says_so(
 ) -> None:
     ratio = {"ratio": 0.98, "ratio_low": 0.95, "ratio_high": 1.02}
     evidence = Attrs({**ratio, "baseline": "eager", "rivals": "eager,compile-default"})
-    monkeypatch.setattr(FakeSearch, "plan", replace(plan, runner="eager", evidence=evidence))
+    monkeypatch.setattr(FakeSearch, "plan", replace(plan, route="eager", evidence=evidence))
     result = run("search", "--batch", 1, "--json")
     assert result.exit_code == 0
     assert object_of(result)["runner"] == "eager"

@@ -125,7 +125,7 @@ def test_rows_of_two_cores_are_those_of_their_race(machine: str) -> None:
 
 
 def translator_rows() -> Iterator[list[str]]:
-    """Sentences a second, beside the fastest other way."""
+    """Sentences a second, beside the fastest other route."""
     rows = read("benchmarks/h200/2026-11-23-translate-study.json")["rows"]
     for own in (row for row in rows if row["way"] == "plantune"):
         others = [row for row in rows if row["batch"] == own["batch"] and row is not own]
@@ -262,7 +262,7 @@ def test_headlines_are_rows_of_the_results() -> None:
         assert any(figures <= row for row in known), cells
 
 
-def test_the_headline_of_two_cores_is_beside_the_fastest_way() -> None:
+def test_the_headline_of_two_cores_is_beside_the_fastest_route() -> None:
     """Whatever that promises, also if it needs a compiler."""
     race = read("benchmarks/2026-11-28-cpu-epyc-avx512-three-searches-batch4.json")
     times = {row["name"]: row["median_ms"] for row in race["rows"]}
@@ -288,7 +288,7 @@ def test_on_two_cores_both_kinds_of_rivals_are_told_at_every_batch() -> None:
     of_frozen, of_others = ([across([*b], c) for b in ("1", ("4", "8", "32"))] for c in (4, 3))
     assert (
         f"{of_frozen[0]} of compile-frozen's time with one image and {of_frozen[1]} with 4 or "
-        f"more; of the best way that needs no compiler {of_others[0]}, and {of_others[1]}."
+        f"more; of the best route that needs no compiler {of_others[0]}, and {of_others[1]}."
     ) in text
 
 

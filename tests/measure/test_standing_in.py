@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plantune.measure.racing import race, ways
+from plantune.measure.racing import race, routes
 from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort
 from plantune.plans.guess import default_plan
@@ -31,12 +31,12 @@ def racing(plan):
     return run
 
 
-NAMES = tuple(name for name, way in ways.WAYS["cpu"].items() if way.stands_in)
+NAMES = tuple(name for name, route in routes.ROUTES["cpu"].items() if route.stands_in)
 
 
 @pytest.fixture
 def called(monkeypatch):
-    """The ways that tuned modules ran, once their calls were timed."""
+    """The routes that tuned modules ran, once their calls were timed."""
     found = set()
     answer = TunedModule.__call__
 

@@ -138,7 +138,7 @@ def test_quick_rounds_without_which_nothing_is_known_are_run_after_the_end(clock
 
 
 def test_quick_rounds_are_run_however_late_they_begin_before_the_cut(clock):
-    """Building the ways may take most of what a race had: a plan at a quarter of eager's time was
+    """Building the routes may take most of what a race had: a plan at a quarter of eager's time was
     a tie then.
     """
     quick = [clock.taking(1e4, "a"), clock.taking(2e4, "b")]

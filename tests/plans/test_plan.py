@@ -11,9 +11,10 @@ from plantune.errors import InvalidPlan
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.plans.guess import default_plan
-from plantune.plans.plan import LIVE_RUNNERS, Plan
+from plantune.plans.plan import LIVE_ROUTES, Plan
 from plantune.plans.problem import Problem
 from plantune.plans.step_times import StepTimes
+from plantune.plans.written_words import FROZEN_ROUTE, ROUTE
 
 
 def test_json_round_trips_exactly(plan):
@@ -41,25 +42,25 @@ def test_a_plan_without_branches_and_call_is_written_as_ever(plan):
     assert Plan.loads(line.dumps()) == line
 
 
-def test_a_runner_for_frozen_weights_is_a_format_of_its_own(plan):
-    frozen = replace(plan, frozen_runner="torchscript", problem=plan.problem.key)
+def test_a_route_for_frozen_weights_is_a_format_of_its_own(plan):
+    frozen = replace(plan, frozen_route="torchscript", problem=plan.problem.key)
     assert frozen.to_json()["format"] == 3
     assert Plan.loads(frozen.dumps()) == frozen
-    assert (frozen.run_by(frozen=True), frozen.run_by(frozen=False)) == (
+    assert (frozen.route_for(frozen=True), frozen.route_for(frozen=False)) == (
         "torchscript",
-        plan.runner,
+        plan.route,
     )
-    assert plan.run_by(frozen=True) == plan.runner
+    assert plan.route_for(frozen=True) == plan.route
 
 
-@pytest.mark.parametrize("runner", LIVE_RUNNERS)
-def test_whoever_runs_it_is_read_again(plan, runner):
-    other = replace(plan, runner=runner)
+@pytest.mark.parametrize("route", LIVE_ROUTES)
+def test_whoever_runs_it_is_read_again(plan, route):
+    other = replace(plan, route=route)
     assert Plan.loads(other.dumps()) == other
 
 
 def test_a_way_that_freezes_weights_runs_no_live_plan(plan):
-    frozen = replace(plan, runner="torchscript")
+    frozen = replace(plan, route="torchscript")
     with pytest.raises(InvalidPlan, match="runner: must be one of"):
         Plan.loads(frozen.dumps())
 
@@ -80,9 +81,9 @@ CHANGES = {
     "order": (),
     "choices": (),
     "origin": "measured",
-    "runner": "eager",
+    "route": "eager",
     "branches": False,
-    "frozen_runner": "torchscript",
+    "frozen_route": "torchscript",
     "evidence": Attrs(),
 }
 
@@ -189,9 +190,12 @@ def drop(*path):
 
 OF_PLAN = [field.name for field in fields(Plan) if field.name != "problem"]
 FIELDS = [*(field.name for field in fields(Problem) if field.name != "earlier"), *OF_PLAN]
+# Keys of JSON that are not called as the fields are.
+WRITTEN = {"route": ROUTE, "frozen_route": FROZEN_ROUTE}
+KEYS = [WRITTEN.get(name, name) for name in FIELDS]
 X = {"shape": [2, 4, 6, 6], "dtype": "float32", "layout": "nchw"}
 BROKEN = {
-    **{f"no {key}": (drop(key), f"missing or unknown: {key}") for key in ("format", *FIELDS)
+    **{f"no {key}": (drop(key), f"missing or unknown: {key}") for key in ("format", *KEYS)
        if key not in ("branches", "frozen_runner", "call", "order")},
     **{f"choice without {key}": (drop("choices", 1, key), rf"choices\[1\].*unknown: {key}")
        for key in ("nodes", "family", "config")},

@@ -16,7 +16,7 @@ from plantune.devices.machine import cpu_environment
 from plantune.graph import Graph, Step
 from plantune.kernels.family import Arch, Candidate
 from plantune.kernels.registry import family_named
-from plantune.plans import rivals
+from plantune.plans import raced_routes
 from plantune.plans.database.exports import read_export
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.rows import StoredPlan
@@ -80,8 +80,8 @@ def test_plans_for_cpus_are_there_and_fit_todays_networks() -> None:
     graphs = {problem.graph.digest: problem.graph for problem in problems}
     assert {item.plan.problem.graph for item in stored} == set(graphs)
     for item in stored:
-        assert (item.plan.origin, item.plan.runner) == ("measured", "program")
-        assert item.plan.evidence["ratio"] < 1 or rivals.LOST_TO in item.plan.evidence
+        assert (item.plan.origin, item.plan.route) == ("measured", "program")
+        assert item.plan.evidence["ratio"] < 1 or raced_routes.LOST_TO in item.plan.evidence
         graph = graphs[item.plan.problem.graph]
         assert item.plan.problem.call == graph.inputs
         check_plan(item.plan, graph, load_search_space("cpu"))
@@ -97,7 +97,7 @@ def test_a_search_on_a_cpu_begins_from_what_is_shipped_for_the_nearest_batch() -
     assert found
     for plan in found:
         check_plan(plan, graph, space)
-        assert (plan.problem.batch, plan.runner) == (8, "program")
+        assert (plan.problem.batch, plan.route) == (8, "program")
     machines = {stored.environment.device_digest for stored in plans_in(FILES[0])}
     assert own == [] or cpu_environment().device_digest in machines
 
@@ -122,11 +122,13 @@ def test_training_plans_run_their_own_program_and_name_their_rivals(
     workload = Workload(network, batch, channels, "train", "float16", MEASURED, image_size=size)
     stored = plans_in(data_folder("plans") / f"{MEASURED}.db")
     (plan,) = (item.plan for item in stored if item.plan.problem.graph == workload.graph.digest)
-    assert (plan.problem.mode, plan.runner) == ("train", "program")
+    assert (plan.problem.mode, plan.route) == ("train", "program")
     assert plan.evidence["ratio_high"] < 1
-    met = rivals.Rivals.of(plan.evidence)
+    met = raced_routes.RacedRoutes.of(plan.evidence)
     assert {"eager", "cuda-graph"} < set(met.names)
-    assert met.compiled or rivals.NO_COMPILED in Standing.of(plan.runner, plan.evidence).details()
+    assert (
+        met.compiled or raced_routes.NO_COMPILED in Standing.of(plan.route, plan.evidence).details()
+    )
 
 
 @pytest.mark.parametrize("arch", [*PREDICTED, MEASURED])

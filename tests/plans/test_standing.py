@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plantune.plans.plan import EAGER, PROGRAM
-from plantune.plans.rivals import NO_COMPILED, UNKNOWN
+from plantune.plans.raced_routes import NO_COMPILED, UNKNOWN
 from plantune.plans.standing import Standing, loss_text
 
 WON = {"ratio": 0.667, "ratio_low": 0.65, "ratio_high": 0.69, "baseline": "torchscript"}
@@ -18,21 +18,21 @@ RIVALS = {"rivals": "eager,torchscript,compile-default"}
 
 
 def lost(low: float, ratio: float, high: float, to: str = EAGER) -> dict[str, Any]:
-    """The evidence of a plan that did not beat a way."""
+    """The evidence of a plan that did not beat a route."""
     ends = {"ratio": ratio, "ratio_low": low, "ratio_high": high}
     unbeaten = {f"unbeaten_{name}": value for name, value in ends.items()}
     return {**ends, "baseline": to, **unbeaten, "unbeaten": to, **RIVALS}
 
 
-def said(runner: str, evidence: dict[str, Any]) -> list[str]:
-    standing = Standing.of(runner, evidence)
+def said(route: str, evidence: dict[str, Any]) -> list[str]:
+    standing = Standing.of(route, evidence)
     return [standing.headline(), *standing.details()]
 
 
 def test_a_plan_that_won_is_compared_with_eager_and_with_the_best() -> None:
     assert said(PROGRAM, {**WON, **BESIDE_EAGER, **RIVALS}) == [
         "runs as plantune's plan, 2.04 times faster than eager and 1.50 times faster than "
-        "torchscript (the fastest other way)",
+        "torchscript (the fastest other route)",
         "0.490 of eager's time, 95 % interval 0.470 to 0.520",
         "0.667 of torchscript's time, 95 % interval 0.650 to 0.690",
     ]
@@ -55,7 +55,7 @@ def test_a_faster_compiler_is_in_the_sentence() -> None:
     )
     assert first == (
         "runs as plantune's plan, 2.04 times faster than eager, but 1.20 times slower than "
-        "compile-default (the fastest other way)"
+        "compile-default (the fastest other route)"
     )
     assert not [line for line in rest if "was faster" in line]
 
@@ -84,7 +84,7 @@ def test_a_plan_that_did_not_win_says_by_its_numbers_why(
     assert said(EAGER, lost(*interval)) == [f"runs as eager: {why}"]
 
 
-def test_another_way_of_the_framework_is_compared_with_eager() -> None:
+def test_another_route_of_the_framework_is_compared_with_eager() -> None:
     beside = {"eager_ratio": 0.763, "eager_ratio_low": 0.75, "eager_ratio_high": 0.78}
     first, *rest = said("torchscript-traced", {**lost(0.95, 0.98, 1.02, "torchscript"), **beside})
     assert first == (
@@ -113,11 +113,11 @@ def test_the_frameworks_kernels_in_one_graph_go_by_a_name_of_their_own() -> None
 def test_a_plan_of_before_has_its_ratio_alone(evidence: dict[str, Any], caveat: str | None) -> None:
     """And is not said to have met a compiler that it did not meet."""
     first, *rest = said(PROGRAM, {"ratio": 0.5, "baseline": "x", **evidence})
-    assert first == "runs as plantune's plan, 2.00 times faster than x (the fastest other way)"
+    assert first == "runs as plantune's plan, 2.00 times faster than x (the fastest other route)"
     assert rest == ["0.500 of x's time", *([] if caveat is None else [caveat])]
 
 
-def test_a_plan_of_before_lost_to_a_way_that_is_not_known() -> None:
+def test_a_plan_of_before_lost_to_a_route_that_is_not_known() -> None:
     old = {"ratio": 0.9, "ratio_low": 0.8, "ratio_high": 0.95, "baseline": "compile-frozen"}
     assert said(EAGER, {**old, **RIVALS})[0] == (
         "runs as eager: no plan was clearly faster (best: 0.900 of compile-frozen's time, 95 % "
@@ -126,15 +126,15 @@ def test_a_plan_of_before_lost_to_a_way_that_is_not_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("runner", "why", "text"),
+    ("route", "why", "text"),
     [
         (PROGRAM, None, "runs as plantune's plan: it was not raced"),
         (EAGER, None, "runs as eager: no plan was raced"),
         (EAGER, "5 s were too short", "runs as eager: 5 s were too short"),
     ],
 )
-def test_without_a_race_nothing_is_compared(runner: str, why: str | None, text: str) -> None:
-    standing = Standing.of(runner, {"predicted_ms": 1.0, "ratio": "x", "eager_ratio": None})
+def test_without_a_race_nothing_is_compared(route: str, why: str | None, text: str) -> None:
+    standing = Standing.of(route, {"predicted_ms": 1.0, "ratio": "x", "eager_ratio": None})
     assert (standing.headline(why), standing.details()) == (text, [])
 
 
@@ -146,21 +146,21 @@ def test_a_loss_to_torch_compile_is_told() -> None:
     assert loss_text({"lost_to": "compile-default"}) is None
 
 
-@pytest.mark.parametrize("runner", [PROGRAM, EAGER, "torchscript-traced"])
-def test_no_sentence_contradicts_an_interval(runner: str) -> None:
+@pytest.mark.parametrize("route", [PROGRAM, EAGER, "torchscript-traced"])
+def test_no_sentence_contradicts_an_interval(route: str) -> None:
     """Whatever the numbers: who is called faster is below 1 in all of the interval."""
-    draw = random.Random(runner)
+    draw = random.Random(route)
     for _ in range(500):
         low, ratio, high = sorted(2 ** draw.uniform(-1, 1) for _ in range(3))
-        evidence = lost(low, ratio, high) if runner != PROGRAM else BESIDE_EAGER | RIVALS
-        if runner == PROGRAM:
+        evidence = lost(low, ratio, high) if route != PROGRAM else BESIDE_EAGER | RIVALS
+        if route == PROGRAM:
             evidence |= {"eager_ratio": ratio, "eager_ratio_low": low, "eager_ratio_high": high}
-        text = " ".join(said(runner, evidence))
+        text = " ".join(said(route, evidence))
         shown = re.search(r"interval ([\d.]+) to ([\d.]+)", text)
         assert shown is not None
         ends = float(shown[1]), float(shown[2])
-        assert ("times faster" in text) == (ends[1] < 1 and runner == PROGRAM)
+        assert ("times faster" in text) == (ends[1] < 1 and route == PROGRAM)
         assert ("slower than eager" in text and "nor" not in text) == (
-            ends[0] > 1 and runner == PROGRAM
+            ends[0] > 1 and route == PROGRAM
         )
-        assert ("every plan was slower" in text) == (ends[0] > 1 and runner != PROGRAM)
+        assert ("every plan was slower" in text) == (ends[0] > 1 and route != PROGRAM)

@@ -36,7 +36,7 @@ def detail(same: Timing, fresh: Timing, promise: str = "live", build_s: float = 
 
 
 def race(**details: Detail) -> Race:
-    timings = {name: way.queued["fresh"] for name, way in details.items()}
+    timings = {name: route.queued["fresh"] for name, route in details.items()}
     others = [name for name in timings if not name.startswith("plantune")]
     best = min(others, key=lambda name: timings[name].median_us)
     ratio = ratio_interval(timings["plantune"], timings[best])
@@ -69,7 +69,7 @@ def test_the_headline_and_what_stands_beside_it(document: dict) -> None:
     assert other_ratios(document) == [
         "the same input in each call: 0.250 of eager's time",
         "64 inputs in turns: 0.800 of torchscript's time",
-        "torchscript is frozen; against the best live way: 0.500 of eager's time",
+        "torchscript is frozen; against the best live route: 0.500 of eager's time",
     ]
 
 
@@ -145,12 +145,12 @@ def test_where_calls_are_many_their_p99_is_one() -> None:
     assert "slowest" not in told
 
 
-def test_a_race_without_baselines_has_a_document() -> None:
+def test_a_race_without_routes_has_a_document() -> None:
     ran = Race({"plantune": flat(1.0)}, {}, None, None)
     document = bench_document(ran, cpu_environment(), {})
     assert (document["ratio"], document["interval"]) == (None, None)
     assert single_table(document) is None
-    assert headline(ran, "program") == "runs as plantune's plan: no baseline ran beside it"
+    assert headline(ran, "program") == "runs as plantune's plan: no other route ran beside it"
     assert details(ran, "program") == []
 
 
@@ -158,7 +158,7 @@ def test_the_headline_and_its_interval_are_of_the_same_numbers() -> None:
     one = flat(1.0)
     ran = Race({"plantune": one, "compile-x": one}, {}, "compile-x", Interval(0.5, 0.4, 0.6))
     assert headline(ran, "program") == (
-        "runs as plantune's plan, 2.00 times faster than compile-x (the fastest other way)"
+        "runs as plantune's plan, 2.00 times faster than compile-x (the fastest other route)"
     )
     told = ["0.500 of compile-x's time, 95 % interval 0.400 to 0.600"]
     assert details(ran, "program") == told
@@ -172,7 +172,7 @@ def test_the_headline_compares_with_eager_and_with_the_best() -> None:
     )
     assert headline(ran, "program") == (
         "runs as plantune's plan, 2.00 times faster than eager, but 2.00 times slower than "
-        "compiled (the fastest other way)"
+        "compiled (the fastest other route)"
     )
     assert details(ran, "program")[:2] == [
         "0.500 of eager's time, 95 % interval 0.500 to 0.500",
@@ -215,8 +215,8 @@ def test_without_phases_or_memory_there_are_no_columns_for_them(document: dict) 
 @pytest.mark.parametrize(
     ("high", "words"),
     [
-        (1.1, "as fast as x (the fastest other way) within the noise"),
-        (1.2, "neither clearly faster nor slower than x (the fastest other way)"),
+        (1.1, "as fast as x (the fastest other route) within the noise"),
+        (1.2, "neither clearly faster nor slower than x (the fastest other route)"),
     ],
 )
 def test_what_varies_too_much_is_no_tie(high: float, words: str) -> None:
@@ -239,7 +239,8 @@ def test_what_decides_nothing_says_why_and_what_to_do() -> None:
     told = advice(bench_document(ran, cpu_environment(), {}, machine=busy), ran, 10.0)
     assert told == [
         "the machine was not quiet: other processes took 2.0 of 2 cores (python)",
-        "measure again when nothing else runs, or longer with fewer ways: --budget 60 --peers fast",
+        "measure again when nothing else runs, or longer with fewer routes: "
+        "--budget 60 --peers fast",
     ]
     quiet = replace(ran, ratio=Interval(1.0, 0.99, 1.02))
     assert advice(bench_document(quiet, cpu_environment(), {}, machine=State(2)), quiet, 10.0) == []

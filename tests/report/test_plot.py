@@ -1,4 +1,4 @@
-"""The bar plot: one bar a way, ours in its own colour."""
+"""The bar plot: one bar a route, ours in its own colour."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_single_calls_the_date_and_noise_are_drawn(
 
 
 def drawn_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p99: float) -> str:
-    """The drawing where the slowest single calls of one way took so many ms."""
+    """The drawing where the slowest single calls of one route took so many ms."""
     import matplotlib
 
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")

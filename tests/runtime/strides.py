@@ -44,7 +44,7 @@ PREFERENCES = {
 Tensors = Mapping[str, Tensor | None]
 
 
-def plan_everything(monkeypatch: pytest.MonkeyPatch, kind: str, runner: str = PROGRAM) -> None:
+def plan_everything(monkeypatch: pytest.MonkeyPatch, kind: str, route: str = PROGRAM) -> None:
     """Whatever graph a call has, it runs from a plan, or by the way of the framework's that this
     names. It is taken as it is: what comes of it is compared here.
     """
@@ -53,7 +53,7 @@ def plan_everything(monkeypatch: pytest.MonkeyPatch, kind: str, runner: str = PR
         preferences, fusions = PREFERENCES[kind], all_fusions()
         plan = compose(graph, space, network=network, fusions=fusions, preferences=preferences)
         remember_proof(plan, environment_of(torch.device("cpu")))
-        return replace(plan, runner=runner)
+        return replace(plan, route=route)
 
     monkeypatch.setattr(choose, "guessed_plan", guess)
     monkeypatch.setattr(choose, "is_unsure", lambda graph, plan: False)

@@ -86,7 +86,7 @@ def planned(module: nn.Module, x: Tensor, **fields: object) -> TunedModule:
 def test_what_varied_too_much_is_not_said_to_be_faster_and_not_faster() -> None:
     """It said "0.470 of eager's time" and "not clearly faster than eager" one after the other."""
     wide = Attrs(ratio=0.47, ratio_low=0.137, ratio_high=1.607, baseline="eager", rivals="eager")
-    tuned = planned(Net().eval(), torch.randn(2, 3, 8, 8), evidence=wide, runner="eager")
+    tuned = planned(Net().eval(), torch.randn(2, 3, 8, 8), evidence=wide, route="eager")
     lines = str(tuned.summary()).splitlines()
     assert lines[0] == (
         "runs as eager: times varied too much to show that a plan is faster (best: 0.470 of its "
@@ -99,7 +99,7 @@ def test_with_frozen_weights_it_names_the_way_that_runs_them() -> None:
     module, x = Net().eval(), torch.randn(2, 3, 8, 8)
     graph = optimize(module, x).stock().graph
     plan = hand_plan(graph, load_search_space("cpu"), network="Net", without=("winograd",))
-    plan = replace(plan, evidence=EVIDENCE, frozen_runner="torchscript")
+    plan = replace(plan, evidence=EVIDENCE, frozen_route="torchscript")
     live, frozen = (optimize(module, x, plan=plan, frozen=each).summary() for each in (False, True))
     assert live.headline.startswith("runs as plantune's plan, 2.00 times faster")
     assert frozen.headline == "runs as torchscript: the plan says that it was faster"
@@ -112,7 +112,7 @@ def test_it_names_what_the_first_calls_chose() -> None:
         call=LastCall("eager", "the plan is from another machine and has not been faster here"),
         stock=SimpleNamespace(match="compatible"),
     )
-    plan = SimpleNamespace(runner="program", origin="measured", evidence=EVIDENCE)
+    plan = SimpleNamespace(route="program", origin="measured", evidence=EVIDENCE)
     runs = runs_of(planned)  # type: ignore[arg-type]
     assert headline_of(plan, runs) == (  # type: ignore[arg-type]
         "runs as eager: the plan is from another machine and has not been faster here"
@@ -122,6 +122,6 @@ def test_it_names_what_the_first_calls_chose() -> None:
 
 
 def test_of_a_predicted_plan_nothing_was_measured() -> None:
-    plan = SimpleNamespace(runner="program", origin="predicted", evidence=Attrs(predicted_ms=1.0))
+    plan = SimpleNamespace(route="program", origin="predicted", evidence=Attrs(predicted_ms=1.0))
     told = headline_of(plan, Runs("captured", ""))  # type: ignore[arg-type]
     assert told == "runs as plantune's plan: it was predicted, and nothing of it was measured"

@@ -77,7 +77,7 @@ class Lucky:
     def rooflines(self, steps, arch):
         return [1.0] * len(steps)
 
-    def race(self, raced, plan, baselines, effort, seed):
+    def race(self, raced, plan, routes, effort, seed):
         timings = {name: Timing((us,) * 9) for name, us in (("plantune", 2.0), ("eager", 3.0))}
         return Race(timings, {}, "eager", ratio_interval(timings["plantune"], timings["eager"]))
 

@@ -35,8 +35,8 @@ class Raced(SimpleNamespace):
     def start(self, cut_at=None):
         self.started += 1
 
-    def race(self, raced, plan, baselines, effort=None, seed=0):
-        self.asked.append((plan, tuple(baselines or ())))
+    def race(self, raced, plan, routes, effort=None, seed=0):
+        self.asked.append((plan, tuple(routes or ())))
         if self.errors:
             raise self.errors.pop(0)
         return RACE

@@ -50,7 +50,7 @@ class FakeWorker:
     def rooflines(self, steps, arch):
         return [1.0] * len(steps)
 
-    def race(self, raced, plan, baselines, effort, seed):
+    def race(self, raced, plan, routes, effort, seed):
         self.raced.append(plan)
         end = self.ends.pop(0) if len(self.ends) > 1 else self.ends[0]
         if isinstance(end, BaseException):
@@ -75,7 +75,7 @@ def search(tmp_path, monkeypatch):
 
 
 def stored(search):
-    return [(row.plan.runner, row.status) for row in search.database.plans()]
+    return [(row.plan.route, row.status) for row in search.database.plans()]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def stored(search):
 )
 def test_eager_runs_where_no_plan_gets_through_its_race(search, error, reason):
     result = search().run(FakeWorker(error))
-    assert (result.complete, result.race, result.plan.runner) == (True, None, "eager")
+    assert (result.complete, result.race, result.plan.route) == (True, None, "eager")
     assert re.search(reason, result.unraced)
     assert stored(search) == [("eager", "complete")]
 
@@ -101,14 +101,14 @@ def test_eager_runs_where_no_plan_gets_through_its_race(search, error, reason):
 def test_and_where_none_runs_at_all(search, timed):
     worker = FakeWorker(2.0, timed=timed)
     result = search().run(worker)
-    assert (result.plan.runner, worker.raced) == ("eager", [])
+    assert (result.plan.route, worker.raced) == ("eager", [])
     assert "the framework itself fails" in result.unraced
 
 
 def test_a_plan_that_calls_used_and_that_fails_now_is_replaced(search):
-    assert search().run(FakeWorker(2.0)).plan.runner == "program"
-    assert search().run(FakeWorker(WRONG)).plan.runner == "eager"
-    assert search.database.plans()[0].plan.runner == "eager"
+    assert search().run(FakeWorker(2.0)).plan.route == "program"
+    assert search().run(FakeWorker(WRONG)).plan.route == "eager"
+    assert search.database.plans()[0].plan.route == "eager"
 
 
 def test_also_if_there_is_no_time_for_another_one(search):
@@ -118,13 +118,13 @@ def test_also_if_there_is_no_time_for_another_one(search):
     assert search().run(FakeWorker(late)).known.plan == first
     with pytest.warns(UserWarning, match="dropped: the gradient is off"):
         result = search().run(FakeWorker(WRONG, late))
-    assert (result.known, result.plan.runner) == (None, "eager")
+    assert (result.known, result.plan.route) == (None, "eager")
 
 
 def test_what_was_dropped_before_another_plan_won_is_told(search):
     with pytest.warns(UserWarning, match="was dropped: the gradient is off"):
         result = search().run(FakeWorker(WRONG, 2.0))
-    assert (result.unraced, result.plan.runner) == (None, "program")
+    assert (result.unraced, result.plan.route) == (None, "program")
 
 
 class TestInterrupted:
@@ -137,7 +137,7 @@ class TestInterrupted:
         with pytest.raises(KeyboardInterrupt):
             it.run(FakeWorker(2.0))
         result = it.partial()
-        assert (result.complete, result.is_raced, result.plan.runner) == (False, True, "program")
+        assert (result.complete, result.is_raced, result.plan.route) == (False, True, "program")
         assert stored(search) == [("program", "complete")]
 
     def test_a_plan_that_lost_its_race_does_not_run(self, search, monkeypatch):
@@ -148,7 +148,7 @@ class TestInterrupted:
         it = search()
         with pytest.raises(KeyboardInterrupt):
             it.run(FakeWorker(4.0))
-        assert it.partial().plan.runner == "eager"
+        assert it.partial().plan.route == "eager"
 
     def test_once_it_is_kept_it_is_not_kept_twice(self, search, monkeypatch):
         it = search()
@@ -202,7 +202,7 @@ def test_where_nothing_can_be_faster_nothing_is_measured(search, module, shape, 
     worker = FakeWorker(2.0)
     it = search(graph, Problem.of(graph, "cpu", "Net"))
     result = it.run(worker)
-    assert (result.plan.runner, result.candidates, worker.raced) == ("eager", 0, [])
+    assert (result.plan.route, result.candidates, worker.raced) == ("eager", 0, [])
     assert why in result.unraced
     assert stored(search) == []
 

@@ -69,7 +69,7 @@ class Worker:
     def rooflines(self, steps, arch):
         return [1.0] * len(steps)
 
-    def race(self, raced, plan, baselines, effort, seed):
+    def race(self, raced, plan, routes, effort, seed):
         ours, theirs = Timing((50.0,) * 8), Timing((100.0,) * 8)
         timings = {"plantune": ours, "eager": theirs}
         return Race(timings, {}, "eager", ratio_interval(ours, theirs))

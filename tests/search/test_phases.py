@@ -46,8 +46,8 @@ class FakeWorker:
                 raise WorkerDied(f"{plan}: an illegal memory access")
         return [Timing((float(len(plan)),) * 5) for plan in plans]
 
-    def race(self, raced, plan, baselines, effort, seed):
-        self.raced = (raced.problem, baselines)
+    def race(self, raced, plan, routes, effort, seed):
+        self.raced = (raced.problem, routes)
         self.plans.append(plan)
         if plan in self.deadly:
             raise WorkerDied(f"{plan}: an illegal memory access")
@@ -113,9 +113,9 @@ def test_where_all_die_all_are_rejected():
 def test_what_compiles_joins_the_race_where_there_is_time(arch, seconds, compiled):
     worker = FakeWorker()
     _race(run_of(worker, arch, seconds), SimpleNamespace(arch=arch))
-    _, baselines = worker.raced
-    assert {name for name in baselines if name.startswith("compile")} == compiled
-    assert {"eager", "eager-channels-last", "torchscript"} <= set(baselines)
+    _, routes = worker.raced
+    assert {name for name in routes if name.startswith("compile")} == compiled
+    assert {"eager", "eager-channels-last", "torchscript"} <= set(routes)
 
 
 def test_no_race_begins_when_the_time_is_almost_up():
@@ -125,12 +125,12 @@ def test_no_race_begins_when_the_time_is_almost_up():
     assert worker.plans == []
 
 
-def test_rivals_are_compiled_one_after_the_other():
+def test_routes_are_compiled_one_after_the_other():
     """Two of 25 s each do not fit into 40 s: the stronger one joins."""
     worker = FakeWorker()
     _race(run_of(worker, "sm90", 40.0), SimpleNamespace(arch="sm90"))
-    _, baselines = worker.raced
-    compiled = [name for name in baselines if name.startswith("compile")]
+    _, routes = worker.raced
+    compiled = [name for name in routes if name.startswith("compile")]
     assert compiled == ["compile-reduce-overhead"]
 
 
@@ -144,9 +144,9 @@ def test_a_deep_network_compiles_for_longer(nodes, joins):
     assert ("compile-reduce-overhead" in worker.raced[1]) == joins
 
 
-def test_named_baselines_race_in_any_case():
+def test_named_routes_race_in_any_case():
     worker = FakeWorker()
-    run = run_of(worker, "sm90", baselines=("compile-max-autotune",))
+    run = run_of(worker, "sm90", routes=("compile-max-autotune",))
     _race(run, SimpleNamespace(arch="sm90"))
     assert worker.raced[1] == ("compile-max-autotune",)
     assert worker.raced[0].arch == "sm90"
@@ -323,6 +323,6 @@ def test_in_training_both_passes_are_compiled_so_there_must_be_twice_the_time(mo
     worker, run = FakeWorker(), run_of(FakeWorker(), "sm90", seconds=40.0)
     problem = replace(run.problem, mode=mode)
     _race(replace(run, worker=worker, problem=problem), ["a plan"])
-    _, baselines = worker.raced
-    assert ("compile-reduce-overhead" in baselines) == joins
-    assert "eager" in baselines
+    _, routes = worker.raced
+    assert ("compile-reduce-overhead" in routes) == joins
+    assert "eager" in routes

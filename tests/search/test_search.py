@@ -58,7 +58,7 @@ class HastyWorker:
     def rooflines(self, steps, arch):
         return [1.0] * len(steps)
 
-    def race(self, raced, plan, baselines, effort, seed):
+    def race(self, raced, plan, routes, effort, seed):
         self.plans.append(plan)
         assert effort.cut_at is not None
         if "race" in self.cut_off:
@@ -101,7 +101,7 @@ def test_the_budget_begins_when_the_search_is_made(hasty, monkeypatch):
 def test_without_a_race_the_network_runs_as_it_is(hasty, phase):
     result = hasty.run(HastyWorker(phase))
     assert (result.complete, result.race, result.known) == (True, None, None)
-    assert (result.plan.runner, result.plan.origin) == ("eager", "framework")
+    assert (result.plan.route, result.plan.origin) == ("eager", "framework")
     assert not result.exhausted
     assert result.candidates > 100
     (stored,) = hasty._database.plans()

@@ -62,7 +62,7 @@ def test_a_slow_phase_of_the_machine_changes_no_ratio() -> None:
     """All took 1.7 times as long while one make ran, and half of the time while the other did."""
     tool = runpy.run_path(str(ROOT / "tools" / "compare"))
     paces = [[1.7] * 6, [1.0] * 3 + [1.7] * 3]
-    takes = {"plan": (100.0, 104.0), "way": (200.0, 200.0), "other": (150.0, 150.0)}
+    takes = {"plan": (100.0, 104.0), "route": (200.0, 200.0), "other": (150.0, 150.0)}
     makes = {
         name: [Timing(tuple(us * p for p in pace)) for us, pace in zip(each, paces, strict=True)]
         for name, each in takes.items()
@@ -71,15 +71,15 @@ def test_a_slow_phase_of_the_machine_changes_no_ratio() -> None:
         each[0] = replace(each[0], samples_us=(*each[0].samples_us, 1.0))  # it had a round more
     found = tool["on_even_speed"](makes)
     medians = {name: [timing.median_us for timing in each] for name, each in found.items()}
-    plan, way = (medians[name] for name in ("plan", "way"))
-    assert [a / b for a, b in zip(plan, way, strict=True)] == pytest.approx([0.5, 0.52])
-    assert way[0] == pytest.approx(way[1])
+    plan, route = (medians[name] for name in ("plan", "route"))
+    assert [a / b for a, b in zip(plan, route, strict=True)] == pytest.approx([0.5, 0.52])
+    assert route[0] == pytest.approx(route[1])
     assert [timing.samples for timing in found["plan"]] == [6, 6]
 
 
 def test_a_make_with_few_rounds_costs_the_others_none() -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "compare"))
-    takes = {"plan": 100.0, "way": 200.0}
+    takes = {"plan": 100.0, "route": 200.0}
     counts = (5, 30, 20, 80)
     makes = {name: [Timing((us,) * count) for count in counts] for name, us in takes.items()}
     found = tool["on_even_speed"](makes)
@@ -116,7 +116,7 @@ def test_plans_that_choose_the_same_are_alike_whatever_they_measured() -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "compare"))
     plan = default_plan(NETWORK.graph, load_search_space("cpu"), network=NETWORK.network)
     again = replace(plan, choices=plan.choices[::-1], evidence=Attrs(ratio=0.5))
-    traced = replace(plan, runner="torchscript-traced")
+    traced = replace(plan, route="torchscript-traced")
     plans = {"plan": plan, "again": again, "traced": traced}
     found = {name: tool["told_of_plan"](each, plans)["like"] for name, each in plans.items()}
     assert found == {"plan": ["again"], "again": ["plan"], "traced": []}

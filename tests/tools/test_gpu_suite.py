@@ -1,4 +1,4 @@
-"""tools/gpu_suite names every way there is: else a rival would be missing from what it records."""
+"""tools/gpu_suite names every route there is: else one would be missing from what it records."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import subprocess
 from pathlib import Path
 from subprocess import PIPE
 
-from plantune.measure.racing.ways import baselines_for
+from plantune.measure.racing.routes import framework_routes
 
 SUITE = Path(__file__).resolve().parents[2] / "tools" / "gpu_suite"
 
 
-def test_all_ways_are_raced() -> None:
+def test_all_routes_are_raced() -> None:
     text = SUITE.read_text(encoding="utf-8")
     quick = ",".join(re.findall(r"^quick=(?:\$quick,)?(.*)$", text, re.MULTILINE)).split(",")
     slow = re.findall(r"^slow=\((.*)\)$", text, re.MULTILINE)[0].split()
-    assert sorted(quick + slow) == sorted(baselines_for("sm90"))
+    assert sorted(quick + slow) == sorted(framework_routes("sm90"))
 
 
 def test_pieces_run_tools_that_are_there_and_say_what_fails(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def _planned(arch: str) -> Iterator[tuple[str, Graph, str]]:
 
 def _plan_json(plan: Plan) -> Json:
     choices = [_choice_text(choice) for choice in plan.choices]
-    told = {"runner": plan.runner, "branches": plan.branches}
+    told = {"runner": plan.route, "branches": plan.branches}
     return {"origin": plan.written_origin, **told, "digest": plan.digest, "choices": choices}
 
 

@@ -115,7 +115,7 @@ def studied(workload: Workload, sizes: Sizes) -> dict[str, Any]:
         "workload": workload.to_json(),
         "environment": environment_of(subject.device.place).to_json(),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "plan": {"origin": subject.live.plan.written_origin, "runner": subject.live.plan.runner},
+        "plan": {"origin": subject.live.plan.written_origin, "runner": subject.live.plan.route},
         "how": subject.live.last_call().how,
         "errors": errors,
     }

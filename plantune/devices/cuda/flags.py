@@ -42,8 +42,8 @@ def flags(place: Any = cudnn, **values: object) -> AbstractContextManager[None]:
 
 def autotuned(*, deterministic: bool, searches: bool = True) -> AbstractContextManager[None]:
     """Inside, the first call of each convolution tries cuDNN's algorithms, later ones take the
-    best, as they do for a plan's rivals; only those that give the same bits each time, if a plan is
-    known for that. Without `searches` the first call takes what cuDNN guesses.
+    best, as they do for the framework's routes; only those that give the same bits each time, if a
+    plan is known for that. Without `searches` the first call takes what cuDNN guesses.
     """
     return flags(benchmark=searches, deterministic=deterministic or cudnn.deterministic)
 

@@ -1,6 +1,7 @@
-"""Whole networks: a plan raced against the framework's ways.
+"""Whole networks: a plan raced against the framework's routes.
 
-- `race` times the `entrants` in turns, `run_off` adds rounds where the first ones say too little.
-- `ways` are the framework's ways at their best; `inductor` prepares torch's compiler.
+- `routes` are the framework's, each at its best; `built_routes` makes them and the plan ready, and
+  proves each; `inductor` prepares torch's compiler.
+- `race` times them in turns, `run_off` adds rounds where the first ones say too little.
 - `latency`, `phases` and `training_calls` are what a race times beside queued calls.
 """

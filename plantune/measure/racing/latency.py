@@ -14,15 +14,15 @@ from plantune.devices.device import Call, Device
 from plantune.measure.timing import Effort, Timing, order_of_round
 from plantune.measure.watches import HOST, Watch, kernel_watch
 
-# Single calls in a row before the next way has its turn: as many as fit into so long, within these.
-# A 99th percentile needs hundreds, and five each turn were 70 (H200, 2026-11-22).
+# Single calls in a row before the next route has its turn: as many as fit into so long, within
+# these. A 99th percentile needs hundreds, and five each turn were 70 (H200, 2026-11-22).
 TURN_US = 2000.0
 FEWEST_A_TURN, MOST_A_TURN = 5, 40
 LEAST_ROUNDS = 4
 MOST_ROUNDS = 80
 # How often host and GPU are timed, and calls each time: few enough for the queue of launches.
 HOST_TURNS, REPEATS = 24, 15
-# Calls that refill the host's caches after another way's turn.
+# Calls that refill the host's caches after another route's turn.
 WARMING_CALLS = 4
 CALLS_QUEUED = 4
 # A GPU waits for so many cycles while calls are queued: longer than the host needs, at any clock.
@@ -33,7 +33,7 @@ LEAST_WAIT_US = 100.0
 def time_latencies(calls: Sequence[Call], effort: Effort, watch: Watch) -> list[Timing]:
     """Single calls until their result is there, in turns; no sample is discarded, slow ones count.
 
-    Each turn starts with a call that is not timed. When the effort is over, one call of each way
+    Each turn starts with a call that is not timed. When the effort is over, one call of each route
     is all.
     """
     samples: list[list[float]] = [[] for _ in calls]
@@ -62,7 +62,7 @@ def host_us(calls: Sequence[Call], device: Device) -> list[float]:
     """What each call takes of the host before it returns, in a row of calls for which the GPU has
     time, with warm caches.
 
-    In turns, because hosts have slow phases: of ways that were timed one after the other, in 3 ms
+    In turns, because hosts have slow phases: of routes that were timed one after the other, in 3 ms
     each, one took 39 us beside 15 for its twin (H200, 2026-11-22).
     """
     taken: list[list[float]] = [[] for _ in calls]

@@ -1,4 +1,4 @@
-"""The last judgement of a plan: against the framework's best ways to run the network, in turns."""
+"""Races a plan against the framework's routes, in turns: the last judgement of the plan."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from plantune.devices.device import Call, Device, first_line
 from plantune.errors import PlantuneError, WorkerDied
 from plantune.measure.limits import rejection
 from plantune.measure.programs import NO_TIME, Say
-from plantune.measure.racing.entrants import (
+from plantune.measure.racing.built_routes import (
     MOST_IMAGES,
     PLANTUNE,
     PLANTUNE_FROZEN,
-    Entrant,
-    Entrants,
+    BuiltRoute,
+    RouteBuilder,
 )
 from plantune.measure.racing.latency import gpu_us, host_us, time_latencies
 from plantune.measure.racing.phases import phases_us
+from plantune.measure.racing.routes import LIVE
 from plantune.measure.racing.run_off import Turn, contenders, with_more_rounds
-from plantune.measure.racing.ways import LIVE
 from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort, Timing, ratio_interval, time_interleaved
 from plantune.measure.watches import Watch, call_watch
@@ -38,8 +38,8 @@ SAME, FRESH = "same", "fresh"
 # The part of the time that goes to queued calls; single ones have the rest.
 QUEUED_PART = 0.6
 # On busy cores a call may take a hundred times as long: after so many times the budget no round of
-# calls begins, however few there were. Those of all ways end after a part of that, those of the
-# ways that may be the fastest after another one.
+# calls begins, however few there were. Those of all routes end after a part of that, those of the
+# routes that may be the fastest after another one.
 LONGEST, ALL_PART, FEW_PART = 6.0, 0.35, 0.85
 NOT_BUILT = "the time for building was over before its turn"
 
@@ -48,7 +48,7 @@ Sides = tuple[float | None, float | None]
 
 @dataclass(frozen=True)
 class Detail:
-    """All that is known of one way: `queued` and `latency` by the kind of images.
+    """All that is known of one route: `queued` and `latency` by the kind of images.
 
     `host_us` and `gpu_us` are what a call takes of each of the two; None on a CPU. `phases_us` are
     the phases of a call in training, by their names.
@@ -69,16 +69,16 @@ class Detail:
 class Race:
     """Who ran, how fast, and why others did not.
 
-    `ratio` is the plan's median by that of the best baseline; None if one of the two is missing.
-    `timings` are of queued calls on those images, the same or fresh ones, on which that ratio is
-    the worse: `images` says which. `peaks_mib` is what each way on a GPU takes of its memory in a
-    call, its weights included. `difference` is how far apart the plans for training and for
-    inference are, as a part of the largest output; None in a race of the latter.
+    `ratio` is the plan's median by that of the best of the framework's routes; None if one of the
+    two is missing. `timings` are of queued calls on those images, the same or fresh ones, on which
+    that ratio is the worse: `images` says which. `peaks_mib` is what each route on a GPU takes of
+    its memory in a call, its weights included. `difference` is how far apart the plans for training
+    and for inference are, as a part of the largest output; None in a race of the latter.
     """
 
     timings: Mapping[str, Timing]
     failures: Mapping[str, str]
-    best_baseline: str | None
+    best_route: str | None
     ratio: Interval | None
     peaks_mib: Mapping[str, float] = field(default_factory=dict)
     images: str = SAME
@@ -89,7 +89,7 @@ class Race:
 
 
 def best_of(timings: Mapping[str, Timing], names: Sequence[str]) -> str | None:
-    """The fastest of these ways; None if none of them ran. If some had more rounds, one of them."""
+    """The fastest of these routes; if some had more rounds, one of them. None if none ran."""
     ran = [name for name in names if name in timings]
     most = max((timings[name].samples for name in ran), default=0)
     longest = [name for name in ran if timings[name].samples == most]
@@ -100,41 +100,41 @@ def race(
     say: Say,
     raced: Raced,
     plan: Plan | None,
-    baselines: Sequence[str],
+    routes: Sequence[str],
     effort: Effort,
     seed: int,
     *,
     detailed: bool = False,
 ) -> Race:
-    """Times the plan and the named baselines in turns; a baseline that fails says why, and so does
+    """Times the plan and the named routes in turns; one that fails says why, and so does
     one whose turn comes after the effort's `until` or `build_until`.
 
     What can stand in for the plan races as its tuned module would run it, since that race decides
     who does. If it is `detailed`, as it runs without plantune; all also on fresh images, call by
-    call, and the plan frozen. cuDNN times its algorithms for all baselines. Raises WrongResult if
+    call, and the plan frozen. cuDNN times its algorithms for all routes. Raises WrongResult if
     the plan's output is not the network's.
     """
     say("build")
     most_images, deployed = (MOST_IMAGES, None) if detailed else (1, plan)
     with _blaming("the framework"):
-        entrants = Entrants(raced, seed, most_images, deployed)
+        builder = RouteBuilder(raced, seed, most_images, deployed)
     mode = raced.problem.mode
     with torch.set_grad_enabled(mode == "train"):
-        ours = _ours(entrants, plan, frozen=detailed and mode == "infer")
+        ours = _ours(builder, plan, frozen=detailed and mode == "infer")
         with flags(benchmark=True):
-            theirs, failures = _baselines(entrants, baselines, effort, say, detailed)
+            theirs, failures = _framework_routes(builder, routes, effort, say, detailed)
             ready = {**ours, **theirs}
             say("time")
-            watch = call_watch(entrants.device)
+            watch = call_watch(builder.device)
             with _blaming(" and ".join(ready)):
-                details = _timed(ready, effort, watch, entrants.device, detailed)
-                difference = entrants.between_plans() if detailed else None
+                details = _timed(ready, effort, watch, builder.device, detailed)
+                difference = builder.between_plans() if detailed else None
     judged = _judged(details)
-    turns = entrants.in_turns if detailed else 1
+    turns = builder.in_turns if detailed else 1
     return replace(
         judged,
         failures=failures,
-        peaks_mib=entrants.peaks_mib,
+        peaks_mib=builder.peaks_mib,
         in_turns=turns,
         details=details,
         clocks_mhz=watch.clocks_mhz,
@@ -142,30 +142,30 @@ def race(
     )
 
 
-def _ours(entrants: Entrants, plan: Plan | None, *, frozen: bool) -> dict[str, Entrant]:
-    ready: dict[str, Entrant] = {}
+def _ours(builder: RouteBuilder, plan: Plan | None, *, frozen: bool) -> dict[str, BuiltRoute]:
+    ready: dict[str, BuiltRoute] = {}
     if plan is None:
         return ready
     for name in OURS[: 1 + frozen]:
         with _blaming(name):
-            make = partial(_planned, entrants, plan, frozen=name == PLANTUNE_FROZEN)
-            ready[name] = entrants.weighed(name, make)
+            make = partial(_planned, builder, plan, frozen=name == PLANTUNE_FROZEN)
+            ready[name] = builder.weighed(name, make)
     return ready
 
 
-def _planned(entrants: Entrants, plan: Plan, *, frozen: bool) -> Entrant:
-    made = entrants.plan(plan, frozen=frozen)
-    entrants.device.give_back_memory()  # as eager's algorithms do when they are compared
+def _planned(builder: RouteBuilder, plan: Plan, *, frozen: bool) -> BuiltRoute:
+    made = builder.plan(plan, frozen=frozen)
+    builder.device.give_back_memory()  # as eager's algorithms do when they are compared
     return made
 
 
-def _baselines(
-    entrants: Entrants, names: Sequence[str], effort: Effort, say: Say, detailed: bool
-) -> tuple[dict[str, Entrant], dict[str, str]]:
-    """The ways that can be made, and why the others cannot."""
-    ready: dict[str, Entrant] = {}
+def _framework_routes(
+    builder: RouteBuilder, names: Sequence[str], effort: Effort, say: Say, detailed: bool
+) -> tuple[dict[str, BuiltRoute], dict[str, str]]:
+    """The routes that can be made, and why the others cannot."""
+    ready: dict[str, BuiltRoute] = {}
     failures: dict[str, str] = {}
-    for name in sorted(names, key=entrants.is_captured):
+    for name in sorted(names, key=builder.is_captured):
         if ready and effort.is_over:
             failures[name] = NO_TIME
             continue
@@ -174,11 +174,11 @@ def _baselines(
             continue
         say("build")
         try:
-            ready[name] = entrants.weighed(name, partial(entrants.baseline, name))
+            ready[name] = builder.weighed(name, partial(builder.framework_route, name))
             if detailed:
-                ready[name] = entrants.told_of_static(name, ready[name])
+                ready[name] = builder.told_of_static(name, ready[name])
         except Exception as error:  # It may fail in any way that torch knows.
-            if not entrants.device.works():
+            if not builder.device.works():
                 raise WorkerDied(f"{name}: {first_line(error)}") from error
             if name not in ready:  # else it runs, and copies its images
                 failures[name] = _reason(error)
@@ -186,9 +186,9 @@ def _baselines(
 
 
 def _timed(
-    ready: Mapping[str, Entrant], effort: Effort, watch: Watch, device: Device, detailed: bool
+    ready: Mapping[str, BuiltRoute], effort: Effort, watch: Watch, device: Device, detailed: bool
 ) -> dict[str, Detail]:
-    """All ways and kinds of images in one interleaved run, then call by call in another."""
+    """All routes and kinds of images in one interleaved run, then call by call in another."""
     kinds = (SAME, FRESH) if detailed else (SAME,)
     calls = {(n, kind): getattr(e, kind) for n, e in ready.items() for kind in kinds}
     in_order, part = list(calls.values()), QUEUED_PART if detailed else 1.0
@@ -201,27 +201,27 @@ def _timed(
     sides = _sides(ready, device) if detailed and device.captures else {}
     return {
         name: Detail(
-            entrant.promise,
-            entrant.build_s,
-            entrant.cached,
-            entrant.static,
+            built.promise,
+            built.build_s,
+            built.cached,
+            built.static,
             _by_kind(name, queued),
             _by_kind(name, dict(zip(calls, single, strict=False))),
             *sides.get(name, none),
-            _phases(entrant, device) if detailed else {},
+            _phases(built, device) if detailed else {},
         )
-        for name, entrant in ready.items()
+        for name, built in ready.items()
     }
 
 
 def _queued(
-    ready: Mapping[str, Entrant],
+    ready: Mapping[str, BuiltRoute],
     calls: Mapping[Turn, Call],
     effort: Effort,
     watch: Watch,
     longest_s: float,
 ) -> dict[Turn, Timing]:
-    """Calls in a row: of all ways, then of some if the first rounds say too little of them."""
+    """Calls in a row: of all routes, then of some if the first rounds say too little of them."""
     start, detailed = time.monotonic(), any(kind == FRESH for _, kind in calls)
     ends = [start + part * longest_s for part in ((ALL_PART, FEW_PART) if detailed else (1.0,))]
     first = replace(effort, until=effort.until or ends[0])
@@ -230,13 +230,13 @@ def _queued(
     ours = [name for name in OURS if name in ready]
     if not detailed or PLANTUNE not in ready or not _is_open(queued):
         return queued
-    live = {name for name, entrant in ready.items() if entrant.promise == LIVE}
+    live = {name for name, built in ready.items() if built.promise == LIVE}
     names = contenders(queued, ours, live - {*ours})
     return with_more_rounds(queued, calls, names, replace(effort, until=ends[-1]), watch)
 
 
 def _is_open(queued: Mapping[Turn, Timing]) -> bool:
-    """Whether on any kind of images the ratio to the best way is not known well."""
+    """Whether on any kind of images the ratio to the best route is not known well."""
     return any(
         ratio is not None and ratio.is_wide
         for ratio in (_best_ratio(_of_kind(kind, queued))[1] for kind in {k for _, k in queued})
@@ -251,15 +251,15 @@ def _by_kind(name: str, timings: Mapping[Turn, Timing]) -> dict[str, Timing]:
     return {kind: timing for (other, kind), timing in timings.items() if other == name}
 
 
-def _sides(ready: Mapping[str, Entrant], device: Device) -> dict[str, Sides]:
-    """What a call of each way takes of the host and of the GPU."""
-    calls = [entrant.same for entrant in ready.values()]
+def _sides(ready: Mapping[str, BuiltRoute], device: Device) -> dict[str, Sides]:
+    """What a call of each route takes of the host and of the GPU."""
+    calls = [built.same for built in ready.values()]
     timed = zip(ready, calls, host_us(calls, device), strict=True)
     return {name: (host, gpu_us(call, device, host)) for name, call, host in timed}
 
 
-def _phases(entrant: Entrant, device: Device) -> dict[str, float]:
-    return {} if entrant.marked is None else phases_us(entrant.marked, device)
+def _phases(built: BuiltRoute, device: Device) -> dict[str, float]:
+    return {} if built.marked is None else phases_us(built.marked, device)
 
 
 def _judged(details: Mapping[str, Detail]) -> Race:
@@ -278,7 +278,7 @@ def _judged_on(kind: str, details: Mapping[str, Detail]) -> Race:
 
 
 def _best_ratio(timings: Mapping[str, Timing]) -> tuple[str | None, Interval | None]:
-    """The best of the framework's ways, and the plan's time by its."""
+    """The best of the framework's routes, and the plan's time by its."""
     best = best_of(timings, [name for name in timings if name not in OURS])
     if best is None or PLANTUNE not in timings:
         return best, None

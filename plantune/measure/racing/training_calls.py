@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from plantune.measure.racing.phases import START, Mark, unmarked
-from plantune.measure.racing.ways import Run
+from plantune.measure.racing.routes import Run
 from plantune.measure.subject import Inputs
 from plantune.runtime.module import TunedModule
 from plantune.training.step import TrainStep

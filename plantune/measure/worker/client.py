@@ -19,7 +19,7 @@ from plantune.graph import Graph, Step
 from plantune.kernels.family import Candidate
 from plantune.measure.programs import PassCost, time_programs
 from plantune.measure.racing.race import Race, race
-from plantune.measure.racing.ways import baselines_for
+from plantune.measure.racing.routes import framework_routes
 from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort, Timing
 from plantune.measure.worker import work
@@ -209,29 +209,29 @@ class Worker:
         self,
         raced: Raced,
         plan: Plan | None,
-        baselines: Sequence[str] | None = None,
+        routes: Sequence[str] | None = None,
         effort: Effort | None = None,
         seed: int = 0,
         *,
         detailed: bool = False,
     ) -> Race:
-        """Times a plan against the framework's ways to run a network, in turns.
+        """Times a plan against the framework's routes to run a network, in turns.
 
-        Without `baselines` all of the arch take part. For `detailed` see `race`. Raises WrongResult
+        Without `routes` all of the arch take part. For `detailed` see `race`. Raises WrongResult
         where the plan's output is not the network's.
         """
         problem = raced.problem
-        known = baselines_for(problem.arch, problem.mode)
-        baselines = known if baselines is None else tuple(baselines)
-        unknown = [name for name in baselines if name not in known]
+        known = framework_routes(problem.arch, problem.mode)
+        routes = known if routes is None else tuple(routes)
+        unknown = [name for name in routes if name not in known]
         if unknown:
             listed = f"{', '.join(known)}{hint(unknown[0], known)}"
-            raise ValueError(f"no baseline is called {unknown}; known: {listed}")
+            raise ValueError(f"no route is called {unknown}; known: {listed}")
         effort = effort or Effort(budget_s=5.0)
-        ways = (len(baselines) + 2) * 2  # each on two kinds of images
-        asked = request(race, raced, plan, baselines, effort, seed, detailed=detailed)
+        count = (len(routes) + 2) * 2  # each on two kinds of images
+        asked = request(race, raced, plan, routes, effort, seed, detailed=detailed)
         with self._lock:
-            return self._ask_for_all(asked, problem.arch, effort, ways)
+            return self._ask_for_all(asked, problem.arch, effort, count)
 
     def _ready(self, effort: Effort) -> Child:
         if self._child is not None and not self._child.alive:
@@ -262,14 +262,14 @@ class Worker:
     def _new_child(self, most_s: float = math.inf) -> Child:
         return Child(self.threads, min(self.limits.start_s, most_s), self.environment)
 
-    def _ask(self, child: Child, asked: Request[T], arch: str, effort: Effort, ways: int = 1) -> T:
+    def _ask(self, child: Child, asked: Request[T], arch: str, effort: Effort, count: int = 1) -> T:
         """The child's answer; after any error, an interrupt too, the child is not used again."""
         limits = self.limits
         limits_s = {
             "start": limits.run_s,
             "build": limits.build_s,
             "check": limits.run_s,
-            "time": limits.run_s * ways + effort.most_s(ways),
+            "time": limits.run_s * count + effort.most_s(count),
         }
         memory_bytes = limits.memory_on(arch) if arch else None
         child.on_stage = self.on_stage
@@ -282,11 +282,11 @@ class Worker:
             self.on_stage("idle")
         return asked.result(answer)
 
-    def _ask_for_all(self, asked: Request[T], arch: str, effort: Effort, ways: int) -> T:
-        """The answer for several ways at once, one of which may crash the worker of all."""
+    def _ask_for_all(self, asked: Request[T], arch: str, effort: Effort, count: int) -> T:
+        """The answer for several routes at once, one of which may crash the worker of all."""
         child = self._ready(effort)
         try:
-            return self._ask(child, asked, arch, effort, ways)
+            return self._ask(child, asked, arch, effort, count)
         except (MeasureTimeout, WorkerDied):
             if arch:
                 self._prove(arch)

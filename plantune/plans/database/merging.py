@@ -79,4 +79,4 @@ def _does(stored: StoredPlan) -> tuple[object, ...]:
     """What a plan does, whatever was measured of it."""
     plan = stored.plan
     choices = frozenset((choice.nodes, choice.candidate) for choice in plan.choices)
-    return choices, plan.branches, plan.runner, plan.frozen_runner
+    return choices, plan.branches, plan.route, plan.frozen_route

@@ -22,6 +22,7 @@ from plantune.devices.machine import Environment
 from plantune.errors import DamagedRow, InvalidPlan
 from plantune.plans.plan import Plan
 from plantune.plans.problem import PROBLEM_FIELDS, Problem
+from plantune.plans.written_words import BEST_ROUTE, BEST_ROUTE_MS
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -48,7 +49,7 @@ TRIALS = {
     **dict.fromkeys(("cache", "created_at", CHECKSUM), TEXT),
 }
 PROBLEM = {name: {str: TEXT, int: INTEGER}[type_] for name, type_ in PROBLEM_FIELDS.items()}
-EVIDENCE = {"median_ms": REAL, "baseline": TEXT, "baseline_ms": REAL, "ratio": REAL}
+EVIDENCE = {"median_ms": REAL, BEST_ROUTE: TEXT, BEST_ROUTE_MS: REAL, "ratio": REAL}
 PLANS = {
     **{"id": INTEGER, **PROBLEM},
     **dict.fromkeys(words("environment origin status plan"), TEXT),

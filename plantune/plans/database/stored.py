@@ -50,7 +50,7 @@ def find_stored_plan(
 
 def shipped_contender(problem: Problem, environment: Environment) -> rows.Found | None:
     """The plan that plantune ships for a problem on a CPU, where it must first win a race. None if
-    it has none, or one that another way is known to beat.
+    it has none, or one that another route is known to beat.
     """
     if problem.arch not in CONTENDERS_ONLY:
         return None

@@ -212,8 +212,8 @@ class Calls:
             )
             if not isinstance(kept, Planned):
                 reason = kept
-            elif kept.runner is not None:  # which another thread may settle
-                result = self._by_runner(kept, call, began_s, args, kwargs)
+            elif kept.substitute is not None:  # which another thread may settle
+                result = self._by_substitute(kept, call, began_s, args, kwargs)
                 self._follow(kept, form, call, args, kwargs, trained)
                 return result
             else:
@@ -249,7 +249,7 @@ class Calls:
         assert self._eager is not None
         return self.framework.by(self.reference, self._eager.call, args, kwargs)
 
-    def _by_runner(
+    def _by_substitute(
         self,
         kept: Planned,
         call: PlannedCall,
@@ -260,7 +260,7 @@ class Calls:
         if kept.is_eager:
             self._eager, self._eager_call, self._unlooked = kept, call, UNLOOKED_CALLS
             return self._eagerly(args, kwargs)
-        result = self.framework.by(partial(kept.run_otherwise, began_s), kept.call, args, kwargs)
+        result = self.framework.by(partial(kept.run_substitute, began_s), kept.call, args, kwargs)
         kept.settle()
         return result
 

@@ -156,7 +156,7 @@ class Finder:
 
     def _of_framework(self) -> Stock:
         plain = default_plan(self._graph, self._space, network=self._options.name)
-        stock = self._stock_of(replace(plain, runner=UNPLANNED[self._space.arch.kind]))
+        stock = self._stock_of(replace(plain, route=UNPLANNED[self._space.arch.kind]))
         if self._shipped is not None and self._may_try(self._shipped):
             plan = named_as(self._shipped.plan, self._graph)
             prove = partial(self._attempt, self._shipped.plan)
@@ -171,7 +171,7 @@ class Finder:
         if graph.backward_from is not None or graph.updates or graph.draws or options.consistent:
             return False
         fits = is_for(shipped.plan, graph) and self._arguments.autocast is None
-        return fits and shipped.plan.run_by(frozen=options.frozen) == PROGRAM
+        return fits and shipped.plan.route_for(frozen=options.frozen) == PROGRAM
 
     def _tell_of_shipped(self, why: str) -> None:
         text = f"the plan that plantune ships for {self._problem} cannot run here: {why}"
@@ -241,7 +241,7 @@ class Finder:
         """
         own = named_as(plan, self._graph)
         check_plan(own, self._graph, self._space)
-        runs = plan.run_by(frozen=self._options.frozen) == PROGRAM
+        runs = plan.route_for(frozen=self._options.frozen) == PROGRAM
         if runs and not is_proved(plan, self._here):
             if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 raise errors.CaptureError(_not_in_a_capture(plan.problem))

@@ -25,10 +25,10 @@ class InconsistentPlans(PlantuneWarning):
 
 
 def by_its_program(plan: Plan) -> Plan:
-    """The plan, run by its own steps even if another way was faster as a whole: their order of
+    """The plan, run by its own steps even if another route was faster as a whole: their order of
     summation is known.
     """
-    return replace(plan, runner=PROGRAM, frozen_runner=None)
+    return replace(plan, route=PROGRAM, frozen_route=None)
 
 
 def transferred(leader: Plan, own: Plan, graph: Graph, space: SearchSpace) -> Plan | str:

@@ -1,4 +1,4 @@
-"""The framework's way of a call, and what is said of how calls run."""
+"""The framework's route of a call, and what is said of how calls run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class UnplannedCall(PlantuneWarning):
 @dataclass(frozen=True)
 class LastCall:
     """How the last call ran: "captured" (a plan as CUDA graphs), "planned", or one of the
-    framework's ways, mostly "eager"; and why.
+    framework's routes, mostly "eager"; and why.
     """
 
     how: str
@@ -105,21 +105,21 @@ class Framework:
 
     def by(
         self,
-        runner: Callable[..., Any],
+        route: Callable[..., Any],
         call: LastCall,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """What a way of the framework's gives that takes the place of a program."""
+        """What a route of the framework's gives that takes the place of a program."""
         self.eager += 1
         if self.last is not call:
             self.note(call)
         if self._trains or not torch.is_grad_enabled():
-            return runner(*args, **kwargs)
+            return route(*args, **kwargs)
         # As torch.no_grad, which takes ten times as long.
         torch._C._set_grad_enabled(False)
         try:
-            return runner(*args, **kwargs)
+            return route(*args, **kwargs)
         finally:
             torch._C._set_grad_enabled(True)
 

@@ -17,13 +17,13 @@ from torch import is_grad_enabled
 from torch.autograd import forward_ad
 
 from plantune.errors import CaptureError
-from plantune.runtime.calls.contest import Contest, Contestant
 from plantune.runtime.calls.framework import Framework, foreign_function_modes
 from plantune.runtime.calls.inputs import PlannedCall
 from plantune.runtime.calls.kinds import Kinds
 from plantune.runtime.calls.planned import Planned
-from plantune.runtime.calls.runners import Runner
-from plantune.runtime.calls.trial import Trial
+from plantune.runtime.calls.route_race import Route, RouteRace
+from plantune.runtime.calls.routes import FrameworkRoute
+from plantune.runtime.calls.shipped_race import ShippedRace
 from plantune.runtime.watched.form import Form
 from plantune.runtime.watched.torch_internals import (
     CALL,
@@ -157,9 +157,9 @@ def eager_call(known: Known) -> PlainCall:
     return answer
 
 
-def runner_call(known: Known, runner: Runner) -> PlainCall:
-    """Runs a way of the framework's, with the weights that the module has now."""
-    framework, last, run = known.framework, known.kept.call, runner.made()
+def route_call(known: Known, route: FrameworkRoute) -> PlainCall:
+    """Runs a route of the framework's, with the weights that the module has now."""
+    framework, last, run = known.framework, known.kept.call, route.made()
     is_plain, is_known, held = known.likeness(), known.check(), known.form.tensors
     writes = held.writes
 
@@ -204,31 +204,31 @@ def program_call(known: Known) -> PlainCall:
     return answer
 
 
-def contested_call(known: Known, contest: Contest) -> PlainCall:
-    """Runs the way whose turn it is, as if it had won, and tells the contest how long that took:
-    of a way all but the entry, which a call pays whoever wins.
+def racing_call(known: Known, race: RouteRace) -> PlainCall:
+    """Runs the route whose turn it is, as if it had won, and tells the race how long that took:
+    of a route all but the entry, which a call pays whoever wins.
     """
-    eager, ways = _eager_turn(known, contest), dict[str, PlainCall]()
+    eager, routes = _eager_turn(known, race), dict[str, PlainCall]()
 
     def answer(args: tuple[Any, ...]) -> Any:
-        way = contest.turn()
-        if contest.winner is not None or not way.is_made:
+        route = race.turn()
+        if race.winner is not None or not route.is_made:
             return MISSED
-        if way is contest.eager:
+        if route is race.eager:
             return eager(args)
-        run = ways.get(way.name)
+        run = routes.get(route.name)
         if run is None:
-            run = ways[way.name] = _way_call(known, way)
+            run = routes[route.name] = _call_of_route(known, route)
         began_s = perf_counter()
         made = run(args)
         if made is not MISSED:
-            contest.note(way, perf_counter() - began_s)
+            race.note(route, perf_counter() - began_s)
         return made
 
     return answer
 
 
-def _eager_turn(known: Known, contest: Contest) -> PlainCall:
+def _eager_turn(known: Known, race: RouteRace) -> PlainCall:
     """Times the module alone."""
     framework, last, module = known.framework, known.kept.call, known.framework.reference
     is_plain, is_known = known.likeness(), known.check()
@@ -243,27 +243,27 @@ def _eager_turn(known: Known, contest: Contest) -> PlainCall:
             began_s = perf_counter()
             made = module(*args)
             took_s = perf_counter() - began_s
-        contest.note(contest.eager, took_s)
+        race.note(race.eager, took_s)
         return made
 
     return answer
 
 
-def _way_call(known: Known, way: Contestant) -> PlainCall:
-    return runner_call(known, way) if isinstance(way, Runner) else program_call(known)
+def _call_of_route(known: Known, route: Route) -> PlainCall:
+    return route_call(known, route) if isinstance(route, FrameworkRoute) else program_call(known)
 
 
 def plain_call(known: Known) -> PlainCall:
     """What answers such calls from now on."""
-    runner = known.kept.runner
-    if runner is None:
+    route = known.kept.substitute
+    if route is None:
         return program_call(known)
-    if isinstance(runner, Trial):  # which builds, proves and races in its calls
+    if isinstance(route, ShippedRace):  # which builds, proves and races in its calls
         return missed
-    if runner.winner is None:
-        assert isinstance(runner, Contest)
-        return contested_call(known, runner)
-    return eager_call(known) if runner.winner.is_eager else _way_call(known, runner.winner)
+    if route.winner is None:
+        assert isinstance(route, RouteRace)
+        return racing_call(known, route)
+    return eager_call(known) if route.winner.is_eager else _call_of_route(known, route.winner)
 
 
 class PlainCalls:

@@ -1,4 +1,4 @@
-"""What runs one kind of call: the instances of a plan, or a way of the framework's."""
+"""What runs one kind of call: the instances of a plan, or a route of the framework's."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from plantune.graph.outputs import Outputs
 from plantune.graph.tracing.eager_strides import Strides
 from plantune.kernels.torch_ops import errs_in_channels_last
 from plantune.plans.plan import EAGER, PROGRAM
-from plantune.runtime.calls.contest import Contest
 from plantune.runtime.calls.framework import LastCall
 from plantune.runtime.calls.inputs import PlannedCall
-from plantune.runtime.calls.runners import Runner
-from plantune.runtime.calls.trial import Trial
+from plantune.runtime.calls.route_race import RouteRace
+from plantune.runtime.calls.routes import FrameworkRoute
+from plantune.runtime.calls.shipped_race import ShippedRace
 from plantune.runtime.captured.stock import MOST_PASSES, Stock
 from plantune.runtime.watched.form import Form
 from plantune.runtime.watched.torch_internals import asks_for_determinism
@@ -28,7 +28,7 @@ from plantune.runtime.watched.torch_internals import asks_for_determinism
 # Of each parameter and input whether it gets a gradient; None in inference.
 Trained = tuple[bool, ...] | None
 # What stands in for a program, or is tried beside it.
-StandIn = Runner | Contest | Trial
+Substitute = FrameworkRoute | RouteRace | ShippedRace
 
 
 # Dtypes whose factors torch's settings round on a GPU.
@@ -70,41 +70,41 @@ class Planned:
         self.how = "captured" if device.type == "cuda" else "planned"
         # Forms hold what is planned: in a cycle its memory would wait for the garbage collector.
         self._leaves: tuple[Callable[[], Form | None], Mapping[str, Tensor]] = (lambda: None), {}
-        self.runner = self._runner()
-        self.call = self._call(self.how if self.runner is None else self.runner.name)
+        self.substitute = self._substitute()
+        self.call = self._call(self.how if self.substitute is None else self.substitute.name)
 
     @property
     def is_eager(self) -> bool:
         """Whether eager runs such calls from now on."""
-        winner = None if self.runner is None else self.runner.winner
+        winner = None if self.substitute is None else self.substitute.winner
         return winner is not None and winner.is_eager
 
-    def run_otherwise(self, began_s: float, *args: Any, **kwargs: Any) -> Any:
+    def run_substitute(self, began_s: float, *args: Any, **kwargs: Any) -> Any:
         """What stands in for the program, as long as it does."""
-        runner = self.runner
-        if runner is None:
+        substitute = self.substitute
+        if substitute is None:
             return self._of_program(*args, **kwargs)
-        return runner.run(began_s, *args, **kwargs)
+        return substitute.run(began_s, *args, **kwargs)
 
     def settle(self) -> None:
         """Takes over what calls have shown since the last look."""
-        runner = self.runner
-        if isinstance(runner, Trial) and runner.is_over:
-            self._take(runner)
-        elif isinstance(runner, Contest) and runner.name == PROGRAM:
-            self.runner = None
-        how = self.how if self.runner is None else self.runner.name
+        substitute = self.substitute
+        if isinstance(substitute, ShippedRace) and substitute.is_over:
+            self._take(substitute)
+        elif isinstance(substitute, RouteRace) and substitute.name == PROGRAM:
+            self.substitute = None
+        how = self.how if self.substitute is None else self.substitute.name
         if self.call.how != how:
             self.call = self._call(how)
 
-    def _take(self, trial: Trial) -> None:
-        """What a trial has found runs from now on."""
-        if trial.has_won and trial.stock is not None:
-            self.stock = trial.stock
+    def _take(self, race: ShippedRace) -> None:
+        """What such a race has found runs from now on."""
+        if race.has_won and race.stock is not None:
+            self.stock = race.stock
             self.is_deterministic = bool(self.stock.plan.evidence.get("deterministic"))
-            self.runner = None
+            self.substitute = None
         else:
-            self.runner = trial.contest
+            self.substitute = race.race
 
     def leaves(self, form: Form, trained: tuple[bool, ...]) -> Mapping[str, Tensor]:
         """The form's parameters that get a gradient, by name. Another one must be no part of
@@ -131,33 +131,36 @@ class Planned:
             return LastCall(how, f"plan {plan.digest[:12]} covers it")
         if plan.is_unsearched:
             return LastCall(how, "nothing faster is known")
-        if plan.run_by(frozen=self.stock.frozen) == how:
+        if plan.route_for(frozen=self.stock.frozen) == how:
             return LastCall(how, "the plan says that it was faster")
         return LastCall(how, "the plan is from another machine and has not been faster here so far")
 
-    def _runner(self) -> StandIn | None:
+    def _substitute(self) -> Substitute | None:
         """What runs in place of the plan's program, or beside it until one is known to be faster.
 
         On a GPU a plan serves all of its arch; CPUs differ more.
         """
         stock = self.stock
         if self.under_autocast:  # which a trace would keep
-            eager = stock.plan.run_by(frozen=stock.frozen) != PROGRAM
-            return Runner(EAGER, stock.held) if eager else None
-        name, trains = stock.plan.run_by(frozen=stock.frozen), stock.graph.backward_from is not None
+            eager = stock.plan.route_for(frozen=stock.frozen) != PROGRAM
+            return FrameworkRoute(EAGER, stock.held) if eager else None
+        name, trains = (
+            stock.plan.route_for(frozen=stock.frozen),
+            stock.graph.backward_from is not None,
+        )
         strides = partial(_strides_of, stock, self._tensors_of)
-        contest = partial(Contest, stock.held, frozen=stock.frozen, strides=strides)
+        race = partial(RouteRace, stock.held, frozen=stock.frozen, strides=strides)
         if not trains and not stock.graph.updates and stock.space.arch.kind == "cpu":
             if stock.match == "compatible" and name == PROGRAM:
-                return contest(program=self._of_program)
+                return race(program=self._of_program)
             if stock.plan.is_unsearched and name != PROGRAM:
                 tried = stock.shipped
-                return contest() if tried is None else Trial(contest(), tried, self._running)
+                return race() if tried is None else ShippedRace(race(), tried, self._running)
         if name != PROGRAM and self._on_gpu and any(map(errs_in_channels_last, stock.graph.nodes)):
             name = EAGER
         if name == PROGRAM:
             return None
-        return Runner(name, stock.held, trains=trains, strides=strides)
+        return FrameworkRoute(name, stock.held, trains=trains, strides=strides)
 
     def _of_program(self, *args: Any, **kwargs: Any) -> Any:
         return self.outputs.of(self.stock.run(*self._tensors_of(args, kwargs)))

@@ -50,7 +50,7 @@ def test_a_stall_now_and_then_is_kept(sleeping: Queue) -> None:
     assert found.percentile_us(99) == pytest.approx(3005)
 
 
-def test_when_the_effort_is_over_each_way_is_called_once(sleeping: Queue) -> None:
+def test_when_the_effort_is_over_each_route_is_called_once(sleeping: Queue) -> None:
     """On busy cores a bench of 5 s took over three minutes."""
     calls = [sleeping.starting(5, 30), sleeping.starting(5, 60)]
     found = time_latencies(calls, Effort(1.0, until=0.0), CallWatch(sleeping))
@@ -65,7 +65,7 @@ def test_host_and_gpu_are_told_apart(sleeping: Queue) -> None:
     assert works == pytest.approx([300, 20])
 
 
-def test_a_slow_phase_of_the_host_counts_for_no_way_alone(sleeping: Queue) -> None:
+def test_a_slow_phase_of_the_host_counts_for_no_route_alone(sleeping: Queue) -> None:
     """As it did for one that was timed while it lasted: 39 us for a call of 15."""
     counted = [0]
 
@@ -79,7 +79,7 @@ def test_a_slow_phase_of_the_host_counts_for_no_way_alone(sleeping: Queue) -> No
     assert host_us([call_of(15), call_of(5), call_of(100)], sleeping) == pytest.approx([15, 5, 100])
 
 
-def test_caches_that_other_ways_left_cost_no_way(sleeping: Queue) -> None:
+def test_caches_that_other_routes_left_cost_no_route(sleeping: Queue) -> None:
     last = [""]
 
     def call_of(name: str) -> Callable[[], None]:

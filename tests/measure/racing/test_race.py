@@ -1,4 +1,4 @@
-"""Who races and what is compared, with ways of the framework's that tests make up."""
+"""Who races and what is compared, with routes of the framework's that tests make up."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 from plantune.devices.device import CPU, Device
 from plantune.devices.gpus import best_arch
 from plantune.errors import WorkerDied
-from plantune.measure.racing import entrants, race, ways
-from plantune.measure.racing.entrants import Entrants, images_that_fit
+from plantune.measure.racing import built_routes, race, routes
+from plantune.measure.racing.built_routes import RouteBuilder, images_that_fit
 from plantune.measure.racing.phases import phases_us
 from plantune.measure.racing.race import Detail
-from plantune.measure.racing.ways import Way
+from plantune.measure.racing.routes import RouteSpec
 from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort, Timing
 from plantune.measure.worker.client import Worker
@@ -42,10 +42,10 @@ def fails(module, x):
 
 @pytest.fixture
 def racing(monkeypatch):
-    """A race of these ways alone."""
+    """A race of these routes alone."""
 
     def run(made, plan=None, stages=None, effort=EFFORT, **options):
-        monkeypatch.setitem(ways.WAYS, "cpu", made)
+        monkeypatch.setitem(routes.ROUTES, "cpu", made)
         say = ready if stages is None else stages.append
         return race.race(say, Raced(WORKLOAD.problem), plan, tuple(made), effort, 0, **options)
 
@@ -68,7 +68,7 @@ class Queue(Device):
 
 @pytest.fixture
 def queue(monkeypatch):
-    monkeypatch.setattr(entrants, "device_for", lambda arch: Queue())
+    monkeypatch.setattr(built_routes, "device_for", lambda arch: Queue())
 
 
 def test_images_are_drawn_where_they_are_used(monkeypatch):
@@ -80,33 +80,33 @@ def test_images_are_drawn_where_they_are_used(monkeypatch):
             asked.append(seed)
             return super().generator(seed)
 
-    monkeypatch.setattr(entrants, "device_for", lambda arch: Drawing())
-    one, other = (Entrants(Raced(WORKLOAD.problem), seed) for seed in (3, 4))
+    monkeypatch.setattr(built_routes, "device_for", lambda arch: Drawing())
+    one, other = (RouteBuilder(Raced(WORKLOAD.problem), seed) for seed in (3, 4))
     assert asked == [3, 4]
     assert not torch.equal(one._images[0][0], other._images[0][0])
 
 
 def test_no_convolution_runs_before_cudnn_may_time_its_algorithms(racing, monkeypatch):
-    """It remembers the first one of each shape, so a rival would have to run by that."""
+    """It remembers the first one of each shape, so another route would have to run by that."""
     tried = []
 
-    def noted(self, run, xs, outputs=Entrants._outputs):
+    def noted(self, run, xs, outputs=RouteBuilder._outputs):
         tried.append((xs[0].dtype, torch.backends.cudnn.benchmark))
         return outputs(self, run, xs)
 
-    monkeypatch.setattr(Entrants, "_outputs", noted)
-    racing({"eager": Way(as_it_is)})
+    monkeypatch.setattr(RouteBuilder, "_outputs", noted)
+    racing({"eager": RouteSpec(as_it_is)})
     timed = [benchmark for dtype, benchmark in tried if dtype == torch.float32]
     assert len(timed) > 1
     assert all(timed)
 
 
-def test_a_way_that_fails_says_why_in_one_line(racing):
+def test_a_route_that_fails_says_why_in_one_line(racing):
     stages = []
-    found = racing({"torchscript": Way(fails), "eager": Way(as_it_is)}, stages=stages)
+    found = racing({"torchscript": RouteSpec(fails), "eager": RouteSpec(as_it_is)}, stages=stages)
     assert tuple(found.timings) == ("eager",)
     assert found.failures == {"torchscript": "RuntimeError: it does not compile"}
-    assert found.best_baseline == "eager"
+    assert found.best_route == "eager"
     assert stages == ["build", "build", "build", "time"]
 
 
@@ -116,15 +116,15 @@ def test_memory_that_runs_out_is_no_fault_of_plantune(racing, monkeypatch):
     def full(*arguments):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 GB")
 
-    monkeypatch.setattr(race, "Entrants", full)
+    monkeypatch.setattr(race, "RouteBuilder", full)
     with pytest.raises(WorkerDied, match="the framework: DefaultCPUAllocator"):
-        racing({"eager": Way(as_it_is)})
+        racing({"eager": RouteSpec(as_it_is)})
 
 
-def test_after_the_time_for_building_no_other_way_is_built(racing):
+def test_after_the_time_for_building_no_other_route_is_built(racing):
     over = replace(EFFORT, build_until=0.0)
-    ways = {"eager": Way(as_it_is), "torchscript": Way(fails)}
-    found = racing(ways, effort=over)
+    routes = {"eager": RouteSpec(as_it_is), "torchscript": RouteSpec(fails)}
+    found = racing(routes, effort=over)
     assert tuple(found.timings) == ("eager",)  # without one there would be no ratio
     assert found.failures == {"torchscript": "the time for building was over before its turn"}
 
@@ -133,14 +133,14 @@ def test_what_is_captured_is_made_after_all_others(racing):
     """What the compiler gives back meanwhile would be its."""
     made = []
 
-    def way(name, captured):
+    def route(name, captured):
         def make(module, x):
             made.append(name)
             return module
 
-        return Way(make, captured=captured)
+        return RouteSpec(make, captured=captured)
 
-    racing({"cuda-graph": way("cuda-graph", True), "compile": way("compile", False)})
+    racing({"cuda-graph": route("cuda-graph", True), "compile": route("compile", False)})
     assert made == ["compile", "cuda-graph"]
 
 
@@ -154,9 +154,7 @@ def test_compiling_without_a_compiler_says_why(copied_processes):
     assert found.failures == {"compile-default": told, "compile-frozen": told}
 
 
-def test_cudnn_compares_its_algorithms_for_all_baselines_and_not_for_a_plan(
-    racing, plan, monkeypatch
-):
+def test_cudnn_compares_its_algorithms_for_all_routes_and_not_for_a_plan(racing, plan, monkeypatch):
     seen = []
 
     def noting(name):
@@ -171,14 +169,14 @@ def test_cudnn_compares_its_algorithms_for_all_baselines_and_not_for_a_plan(
 
         return run
 
-    of_plan = Entrants.plan
+    of_plan = RouteBuilder.plan
 
     def spied(self, plan, *, frozen=False):
         noting("plan")
         return of_plan(self, plan, frozen=frozen)
 
-    monkeypatch.setattr(Entrants, "plan", spied)
-    racing({"one": Way(make), "other": Way(make, channels_last=True)}, plan)
+    monkeypatch.setattr(RouteBuilder, "plan", spied)
+    racing({"one": RouteSpec(make), "other": RouteSpec(make, channels_last=True)}, plan)
     assert set(seen) == {("plan", False), ("made", True), ("ran", True)}
     assert not torch.backends.cudnn.benchmark
 
@@ -193,23 +191,23 @@ def test_a_detailed_race_has_ours_frozen_too_and_images_in_turns(racing, plan):
 
         return run
 
-    found = racing({"eager": Way(make)}, plan, detailed=True)
+    found = racing({"eager": RouteSpec(make)}, plan, detailed=True)
     assert tuple(found.timings) == ("plantune", "plantune-frozen", "eager")
     assert found.in_turns == 64
     assert 3 < len(seen) <= 64
     seen.clear()
-    quick = racing({"eager": Way(make)}, plan)
+    quick = racing({"eager": RouteSpec(make)}, plan)
     assert tuple(quick.timings) == ("plantune", "eager")
     assert tuple(quick.details["eager"].queued) == ("same",)
     assert len(seen) == 2  # those with which it is proved
 
 
-def test_whole_steps_move_the_weights_of_every_way(monkeypatch):
+def test_whole_steps_move_the_weights_of_every_route(monkeypatch):
     workload = Workload(NAME, batch=1, mode="train")
     plan = default_plan(workload.graph, load_search_space("cpu"), network=NAME)
     monkeypatch.setattr("plantune.measure.racing.training_calls.RATE", 1e-3)
-    monkeypatch.setitem(ways.WAYS, "cpu", {"eager": Way(as_it_is)})
-    made = Entrants(Raced(workload.problem, steps=True), 0, 1)
+    monkeypatch.setitem(routes.ROUTES, "cpu", {"eager": RouteSpec(as_it_is)})
+    made = RouteBuilder(Raced(workload.problem, steps=True), 0, 1)
     modules, laid_out = [], made._laid_out
 
     def noted(channels_last):
@@ -217,26 +215,26 @@ def test_whole_steps_move_the_weights_of_every_way(monkeypatch):
         return modules[-1]
 
     monkeypatch.setattr(made, "_laid_out", noted)
-    ready_made = (made.plan(plan), made.baseline("eager"))
-    for entrant, (module, _) in zip(ready_made, modules, strict=True):
+    ready_made = (made.plan(plan), made.framework_route("eager"))
+    for built, (module, _) in zip(ready_made, modules, strict=True):
         weight = next(module.parameters())
         before = weight.detach().clone()
-        entrant.same()
+        built.same()
         assert not torch.equal(weight, before)
     first, second = (module for module, _ in modules)
     for (name, a), b in zip(first.named_parameters(), second.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-2, msg=name)
-    for entrant in ready_made:
-        assert list(phases_us(entrant.marked, CPU)) == ["forward", "backward", "optimizer"]
+    for built in ready_made:
+        assert list(phases_us(built.marked, CPU)) == ["forward", "backward", "optimizer"]
     assert 0 <= made.between_plans() < 1e-4
 
 
-def test_a_way_that_takes_an_image_for_a_constant_does_not_race(racing):
+def test_a_route_that_takes_an_image_for_a_constant_does_not_race(racing):
     def folded(module, x):
         output = module(x)
         return lambda other: output
 
-    found = racing({"eager": Way(as_it_is), "folded": Way(folded)})
+    found = racing({"eager": RouteSpec(as_it_is), "folded": RouteSpec(folded)})
     assert tuple(found.timings) == ("eager",)
     assert "folded gives another output" in found.failures["folded"]
 
@@ -260,12 +258,12 @@ class TestOnAGpu:
 
             return run
 
-        monkeypatch.setitem(ways.WAYS, "cpu", {"graph": Way(make, captured=True)})
-        made = Entrants(Raced(WORKLOAD.problem), 0)
+        monkeypatch.setitem(routes.ROUTES, "cpu", {"graph": RouteSpec(make, captured=True)})
+        made = RouteBuilder(Raced(WORKLOAD.problem), 0)
         with torch.no_grad():
-            entrant = made.baseline("graph")
+            built = made.framework_route("graph")
             outputs.clear()
-            for call in (entrant.same, entrant.same, entrant.fresh, entrant.fresh):
+            for call in (built.same, built.same, built.fresh, built.fresh):
                 call()
         places, given = zip(*outputs, strict=True)
         assert len(set(places)) == 1
@@ -282,28 +280,28 @@ class TestOnAGpu:
             output = module(x)
             return lambda other: output
 
-        monkeypatch.setitem(ways.WAYS, "cpu", {"way": Way(make, static=True)})
-        made = Entrants(Raced(WORKLOAD.problem), 0)
+        monkeypatch.setitem(routes.ROUTES, "cpu", {"route": RouteSpec(make, static=True)})
+        made = RouteBuilder(Raced(WORKLOAD.problem), 0)
         with torch.no_grad():
-            entrant = made.baseline("way")
-            told = made.told_of_static("way", entrant)
+            built = made.framework_route("route")
+            told = made.told_of_static("route", built)
         assert told.static == right
-        assert (told == entrant) != right
+        assert (told == built) != right
 
-    def test_a_way_that_fails_when_it_is_told_races_as_it_was(self, racing, monkeypatch):
+    def test_a_route_that_fails_when_it_is_told_races_as_it_was(self, racing, monkeypatch):
         def make(module, x):
             if hasattr(x, "_dynamo_static_input_type"):
                 raise RuntimeError("it cannot")
             return module
 
         monkeypatch.setattr(race, "_sides", lambda ready, device: dict.fromkeys(ready, (1.0, 2.0)))
-        found = racing({"way": Way(make, static=True)}, detailed=True)
+        found = racing({"route": RouteSpec(make, static=True)}, detailed=True)
         assert found.failures == {}
-        assert not found.details["way"].static
-        assert found.details["way"].gpu_us == 2.0
+        assert not found.details["route"].static
+        assert found.details["route"].gpu_us == 2.0
 
 
-def weighing(peak, ways=()):
+def weighing(peak, routes=()):
     class Gpu:
         def held_bytes(self):
             return 200 << 20
@@ -311,33 +309,33 @@ def weighing(peak, ways=()):
         def peak_bytes(self, call):
             return peak
 
-    made = object.__new__(Entrants)
+    made = object.__new__(RouteBuilder)
     made.device, made.peaks_mib = Gpu(), {}
-    made._ways, made._pool_is_there = dict(ways), False
+    made._routes, made._pool_is_there = dict(routes), False
     return made
 
 
 @pytest.mark.parametrize(
-    ("peak", "told"), [(300 << 20, {"way": 100.0}), (100 << 20, {})], ids=["takes", "gives back"]
+    ("peak", "told"), [(300 << 20, {"route": 100.0}), (100 << 20, {})], ids=["takes", "gives back"]
 )
-def test_a_way_that_gives_back_more_than_it_takes_has_no_figure(peak, told):
+def test_a_route_that_gives_back_more_than_it_takes_has_no_figure(peak, told):
     made = weighing(peak)
-    way = entrants.Entrant(print, print, "live", 1.0)
-    assert made.weighed("way", lambda: way) is way
+    route = built_routes.BuiltRoute(print, print, "live", 1.0)
+    assert made.weighed("route", lambda: route) is route
     assert made.peaks_mib == told
 
 
-def test_of_ways_that_share_a_pool_the_first_alone_has_a_figure():
-    made = weighing(300 << 20, ways.WAYS["cuda"])
+def test_of_routes_that_share_a_pool_the_first_alone_has_a_figure():
+    made = weighing(300 << 20, routes.ROUTES["cuda"])
     names = ["plantune", "compile-default", "compile-max-autotune", "compile-reduce-overhead"]
     for name in (*names, "cuda-graph"):
-        made.weighed(name, lambda: entrants.Entrant(print, print, "live", 1.0))
+        made.weighed(name, lambda: built_routes.BuiltRoute(print, print, "live", 1.0))
     assert list(made.peaks_mib) == [*names[:3], "cuda-graph"]
 
 
-def test_images_are_there_before_a_way_is_weighed():
-    """In both layouts: the first way that takes one would count it as its own memory."""
-    made = Entrants(Raced(WORKLOAD.problem), 0)
+def test_images_are_there_before_a_route_is_weighed():
+    """In both layouts: the first route that takes one would count it as its own memory."""
+    made = RouteBuilder(Raced(WORKLOAD.problem), 0)
     kept = made._images, made._images_last
     for channels_last in (False, True):
         _, images = made._laid_out(channels_last)
@@ -357,16 +355,16 @@ def detail(same, fresh):
     [((1.0, 9.0), "fresh", "b", 9 / 4), ((3.0, 1.0), "same", "a", 3 / 2)],
 )
 def test_the_headline_is_the_worse_of_same_and_fresh_images(ours, images, best, ratio):
-    ways = {
+    routes = {
         "plantune": detail(*ours),
         "plantune-frozen": detail(0.1, 0.1),
         "a": detail(2.0, 8.0),
         "b": detail(5.0, 4.0),
     }
-    found = race._judged(ways)
-    assert (found.images, found.best_baseline) == (images, best)
+    found = race._judged(routes)
+    assert (found.images, found.best_route) == (images, best)
     assert found.ratio.ratio == pytest.approx(ratio)
-    assert found.timings["a"] == ways["a"].queued[images]
+    assert found.timings["a"] == routes["a"].queued[images]
 
 
 @pytest.mark.gpu
@@ -375,17 +373,17 @@ def test_the_headline_is_the_worse_of_same_and_fresh_images(ours, images, best, 
 def test_a_detailed_race_on_a_gpu():
     """Graphs with images of their own, images at one address, host and GPU each for itself."""
     problem = Workload(NAME, batch=8, dtype="float16", arch=best_arch()).problem
-    baselines = ("eager", "cuda-graph", "compile-reduce-overhead")
-    found = race.race(ready, Raced(problem), None, baselines, EFFORT, 0, detailed=True)
+    routes = ("eager", "cuda-graph", "compile-reduce-overhead")
+    found = race.race(ready, Raced(problem), None, routes, EFFORT, 0, detailed=True)
     assert found.failures == {}
     assert found.details["compile-reduce-overhead"].static
     assert found.clocks_mhz
-    for way in found.details.values():
-        assert way.host_us > 0
-        assert way.gpu_us > 0
+    for route in found.details.values():
+        assert route.host_us > 0
+        assert route.gpu_us > 0
 
 
-def test_a_rivals_recurrent_weights_are_in_one_piece(monkeypatch):
+def test_the_recurrent_weights_of_another_route_are_in_one_piece(monkeypatch):
     """Copies are apart in memory, and cuDNN would gather them in each call."""
     flattened = []
 
@@ -393,7 +391,7 @@ def test_a_rivals_recurrent_weights_are_in_one_piece(monkeypatch):
         flattened.append(self)
 
     monkeypatch.setattr(nn.RNNBase, "flatten_parameters", flatten_parameters)
-    made = Entrants(Raced(WORKLOAD.problem), 0)
+    made = RouteBuilder(Raced(WORKLOAD.problem), 0)
     made._module = nn.GRU(2, 3)
     module, _ = made._laid_out(channels_last=False)
     assert flattened[-1] is module

@@ -10,7 +10,7 @@ import pytest
 from plantune.devices.device import CPU
 from plantune.measure import timing, watches
 from plantune.measure.racing import race
-from plantune.measure.racing.entrants import Entrant
+from plantune.measure.racing.built_routes import BuiltRoute
 from plantune.measure.racing.run_off import contenders
 from plantune.measure.timing import Effort, Timing, time_interleaved
 from plantune.measure.watches import HOST, Sample
@@ -69,17 +69,19 @@ def test_where_threads_waited_little_the_longest_waits_are_left_out() -> None:
     assert slow.shared
 
 
-def entrant(clock: Crowded, ms: float, promise: str) -> Entrant:
-    return Entrant(clock.taking(1e3 * ms), clock.taking(1e3 * ms), promise, 1.0)
+def built(clock: Crowded, ms: float, promise: str) -> BuiltRoute:
+    return BuiltRoute(clock.taking(1e3 * ms), clock.taking(1e3 * ms), promise, 1.0)
 
 
-WAYS = {"a": (12.0, "frozen"), "b": (13.0, "live"), "c": (19.0, "live"), "d": (22.0, "live")}
+ROUTES = {"a": (12.0, "frozen"), "b": (13.0, "live"), "c": (19.0, "live"), "d": (22.0, "live")}
 SLOW = {f"slow {number}": (30.0 + number, "live") for number in range(6)}
 
 
-def test_the_ways_that_may_win_run_on_and_the_rest_of_the_time_is_theirs(crowded: Crowded) -> None:
-    ways = {"plantune": (10.0, "live"), **WAYS, **SLOW}
-    ready = {name: entrant(crowded, *way) for name, way in ways.items()}
+def test_the_routes_that_may_win_run_on_and_the_rest_of_the_time_is_theirs(
+    crowded: Crowded,
+) -> None:
+    routes = {"plantune": (10.0, "live"), **ROUTES, **SLOW}
+    ready = {name: built(crowded, *route) for name, route in routes.items()}
     start, budget_s = crowded.now_us, 10.0
     found = race._timed(ready, Effort(budget_s, warm_up_s=0.01), HOST, CPU, True)
     rounds = {name: detail.queued["same"].samples for name, detail in found.items()}
@@ -87,7 +89,7 @@ def test_the_ways_that_may_win_run_on_and_the_rest_of_the_time_is_theirs(crowded
     assert rounds["slow 5"] < rounds["plantune"] / 2
     assert (crowded.now_us - start) / 1e6 < 1.2 * race.LONGEST * budget_s
     judged = race._judged(found)
-    assert judged.best_baseline in ("a", "b")
+    assert judged.best_route in ("a", "b")
     assert judged.ratio is not None
     assert not judged.ratio.is_wide
 
@@ -96,8 +98,8 @@ def test_their_interval_mostly_holds_the_true_ratio(monkeypatch: pytest.MonkeyPa
     held = []
     for seed in range(20):
         clock = all_by(Crowded(seed), monkeypatch)
-        ways = {"plantune": (10.0, "live"), "a": WAYS["a"], **SLOW}
-        ready = {name: entrant(clock, *way) for name, way in ways.items()}
+        routes = {"plantune": (10.0, "live"), "a": ROUTES["a"], **SLOW}
+        ready = {name: built(clock, *route) for name, route in routes.items()}
         found = race._timed(ready, Effort(10.0, warm_up_s=0.01), HOST, CPU, True)
         ratio = race._judged(found).ratio
         assert ratio is not None
@@ -107,7 +109,7 @@ def test_their_interval_mostly_holds_the_true_ratio(monkeypatch: pytest.MonkeyPa
 
 def test_quiet_rounds_are_enough_for_all(crowded: Crowded) -> None:
     crowded.busy = 0.0
-    ready = {n: entrant(crowded, *w) for n, w in {"plantune": (10.0, "live"), **WAYS}.items()}
+    ready = {n: built(crowded, *w) for n, w in {"plantune": (10.0, "live"), **ROUTES}.items()}
     found = race._timed(ready, Effort(10.0, warm_up_s=0.01), HOST, CPU, True)
     assert len({detail.queued["same"].samples for detail in found.values()}) == 1
 
@@ -121,7 +123,7 @@ def test_the_contenders_are_ours_those_near_the_best_and_the_best_live_one() -> 
     assert contenders(timings, ["ours"], ["live", "slow"]) == {"ours", "a", "b", "live"}
 
 
-def test_a_way_with_fewer_rounds_is_not_the_best() -> None:
+def test_a_route_with_fewer_rounds_is_not_the_best() -> None:
     """It was left out because it looked slow; the median of few rounds may be anything."""
     timings = {"few": Timing((1.0,) * 3), "many": Timing((2.0,) * 9)}
     assert race.best_of(timings, [*timings]) == "many"

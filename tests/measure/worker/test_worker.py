@@ -38,7 +38,7 @@ from plantune.measure import roofline
 from plantune.measure.limits import rejection
 from plantune.measure.programs import draw_values
 from plantune.measure.racing.race import Race
-from plantune.measure.racing.ways import baselines_for
+from plantune.measure.racing.routes import framework_routes
 from plantune.measure.step_alone import TimedStep
 from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort
@@ -153,20 +153,20 @@ def planned() -> tuple[Problem, Plan]:
 
 def test_a_race_against_the_framework(worker, planned):
     problem, plan = planned
-    baselines = ("eager", "eager-channels-last", "torchscript")
-    found = worker.race(Raced(problem), plan, baselines, EFFORT)
-    assert tuple(found.timings) == ("plantune", *baselines)
+    routes = ("eager", "eager-channels-last", "torchscript")
+    found = worker.race(Raced(problem), plan, routes, EFFORT)
+    assert tuple(found.timings) == ("plantune", *routes)
     assert found.failures == {}
     assert len({timing.samples for timing in found.timings.values()}) == 1
-    best = min(baselines, key=lambda name: found.timings[name].median_us)
-    assert found.best_baseline == best
+    best = min(routes, key=lambda name: found.timings[name].median_us)
+    assert found.best_route == best
     ratio = found.timings["plantune"].median_us / found.timings[best].median_us
     assert found.ratio.ratio == pytest.approx(ratio)
     assert found.ratio.low <= ratio <= found.ratio.high
     assert 0.1 < ratio < 10
 
 
-def test_a_hasty_race_meets_one_of_the_frameworks_ways(worker, planned):
+def test_a_hasty_race_meets_one_of_the_frameworks_routes(worker, planned):
     problem, plan = planned
     hasty = dataclasses.replace(EFFORT, until=0.0)
     found = worker.race(Raced(problem), plan, ("eager", "torchscript"), hasty)
@@ -175,12 +175,12 @@ def test_a_hasty_race_meets_one_of_the_frameworks_ways(worker, planned):
     assert found.ratio.low < found.ratio.ratio < found.ratio.high
 
 
-def test_a_race_without_a_plan_or_without_baselines(worker, planned):
+def test_a_race_without_a_plan_or_without_routes(worker, planned):
     problem, plan = planned
     alone = worker.race(Raced(problem), None, ("eager",), EFFORT)
-    assert (tuple(alone.timings), alone.best_baseline, alone.ratio) == (("eager",), "eager", None)
+    assert (tuple(alone.timings), alone.best_route, alone.ratio) == (("eager",), "eager", None)
     unchallenged = worker.race(Raced(problem), plan, (), EFFORT)
-    assert (tuple(unchallenged.timings), unchallenged.best_baseline) == (("plantune",), None)
+    assert (tuple(unchallenged.timings), unchallenged.best_route) == (("plantune",), None)
 
 
 def test_a_wrong_plan_does_not_race(worker, planned):
@@ -202,14 +202,14 @@ def test_a_race_in_training(worker):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["infer", "train"])
-def test_all_baselines_race(mode):
+def test_all_routes_race(mode):
     with Worker(threads=1) as worker:
         found = worker.race(
             Raced(Workload(NAME, batch=2, mode=mode).problem), None, effort=EFFORT, detailed=True
         )
     assert found.failures == {}
-    assert tuple(found.timings) == baselines_for("cpu", mode)
-    assert {name for name, way in found.details.items() if way.promise == "frozen"} == (
+    assert tuple(found.timings) == framework_routes("cpu", mode)
+    assert {name for name, route in found.details.items() if route.promise == "frozen"} == (
         {"torchscript", "torchscript-channels-last", "compile-frozen"} if mode == "infer" else set()
     )
 
@@ -218,18 +218,18 @@ def test_a_detailed_race_comes_back_whole(worker, planned):
     problem, plan = planned
     found = worker.race(Raced(problem), plan, ("eager",), EFFORT, detailed=True)
     assert tuple(found.timings) == ("plantune", "plantune-frozen", "eager")
-    assert [way.promise for way in found.details.values()] == ["live", "frozen", "live"]
+    assert [route.promise for route in found.details.values()] == ["live", "frozen", "live"]
     assert found.in_turns == 64
-    for way in found.details.values():
-        assert set(way.queued) == set(way.latency) == {"same", "fresh"}
-        assert way.build_s > 0
-        assert (way.host_us, way.gpu_us) == (None, None)
+    for route in found.details.values():
+        assert set(route.queued) == set(route.latency) == {"same", "fresh"}
+        assert route.build_s > 0
+        assert (route.host_us, route.gpu_us) == (None, None)
     assert found.timings["eager"] == found.details["eager"].queued[found.images]
     assert from_json(Race, json.loads(json.dumps(to_json(found)))) == found
 
 
 def test_what_cannot_race_is_said(worker):
-    with pytest.raises(ValueError, match="no baseline is called"):
+    with pytest.raises(ValueError, match="no route is called"):
         worker.race(Raced(Workload(NAME, batch=1).problem), None, ("fastest",))
     unknown = dataclasses.replace(Workload(NAME, 1).problem, network="se_resnet9")
     with pytest.raises(UnknownNetwork, match="did you mean"):

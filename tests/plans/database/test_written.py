@@ -122,10 +122,10 @@ def test_who_runs_and_why_is_kept(user: Path) -> None:
     with PlanDatabase.open(user) as database:
         plans = {item.id: item.plan for item in database.plans()}
     lost = plans[INDEX["another batch"]["id"]]
-    assert (lost.runner, lost.frozen_runner) == ("eager", "torchscript")
+    assert (lost.route, lost.frozen_route) == ("eager", "torchscript")
     assert dict(lost.evidence) == LOST
     trained = plans[INDEX["training on a GPU"]["id"]]
-    assert (trained.runner, trained.branches) == ("program", True)
+    assert (trained.route, trained.branches) == ("program", True)
     assert trained.choices[0].times is not None
     assert plans[INDEX["predicted"]["id"]].origin == "predicted"
 

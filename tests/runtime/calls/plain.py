@@ -11,7 +11,7 @@ from plantune import optimize
 from plantune.plans.plan import EAGER, PROGRAM
 from plantune.runtime.calls.plain_calls import MISSED
 
-WAYS = {"planned": PROGRAM, "torchscript-traced": "torchscript-traced", "eager": EAGER}
+ROUTES = {"planned": PROGRAM, "torchscript-traced": "torchscript-traced", "eager": EAGER}
 
 
 class Net(nn.Module):
@@ -37,9 +37,9 @@ def plain(model, x):
     return model
 
 
-def tuned(way, x, **options):
+def tuned(route, x, **options):
     module = Net().eval()
-    plan = replace(optimize(module, x).plan, origin="measured", runner=WAYS[way])
+    plan = replace(optimize(module, x).plan, origin="measured", route=ROUTES[route])
     model = plain(optimize(module, x, plan=plan, **options), x)
-    assert model.last_call().how == way
+    assert model.last_call().how == route
     return model

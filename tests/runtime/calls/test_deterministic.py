@@ -50,7 +50,7 @@ def test_a_plan_that_has_none_runs(model_of, images, close):
 
 @pytest.mark.usefixtures("asked")
 def test_a_plan_that_runs_eagerly_obeys_torch_itself(small, images, by_hand):
-    plan = replace(by_hand(optimize(small, images)), runner="eager")
+    plan = replace(by_hand(optimize(small, images)), route="eager")
     model = optimize(small, images, plan=plan, fallback="error")
     assert torch.equal(model(images), small(images))
 

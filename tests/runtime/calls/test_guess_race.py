@@ -58,7 +58,7 @@ def test_who_wins_runs_and_is_known_the_next_time(monkeypatch, slower: bool) -> 
     races = []
 
     def race(guess, other, call) -> bool:
-        races.append((guess.plan.runner, other.plan.runner))
+        races.append((guess.plan.route, other.plan.route))
         return slower
 
     monkeypatch.setattr(choose, "guessed_plan", lambda graph, space, network: plan_of(graph))
@@ -69,7 +69,7 @@ def test_who_wins_runs_and_is_known_the_next_time(monkeypatch, slower: bool) -> 
         own = module()
         tuned = optimize(own, x, fallback="silent")
         torch.testing.assert_close(tuned(x), own(x))
-        assert (tuned.stock().plan.runner == EAGER) == slower
+        assert (tuned.stock().plan.route == EAGER) == slower
     assert len(races) == 1
 
 

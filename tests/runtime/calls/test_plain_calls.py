@@ -13,9 +13,9 @@ from torch import nn
 
 from plantune import optimize
 from plantune.plans.plan import EAGER
-from plantune.runtime.calls import choose, contest
+from plantune.runtime.calls import choose, route_race
 
-from .plain import WAYS, Net, plain, tuned
+from .plain import ROUTES, Net, plain, tuned
 
 # That a plain call enters of plantune's, beside what runs it.
 MOST_FUNCTIONS = {"planned": 11, "torchscript-traced": 11, "eager": 2}
@@ -33,7 +33,7 @@ def x():
     return torch.randn(3, 6)
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=ROUTES)
 def model(request, x):
     return tuned(request.param, x)
 
@@ -98,10 +98,10 @@ def test_every_change_counts_in_the_next_call(model, x, change):
     assert change is CHANGES["refreshed"] or not torch.equal(model(x), before)
 
 
-@pytest.mark.parametrize("way", ["planned", "eager"])
-def test_a_swapped_tensor_counts(way, x):
+@pytest.mark.parametrize("route", ["planned", "eager"])
+def test_a_swapped_tensor_counts(route, x):
     """Torch swaps none that a trace holds."""
-    model = tuned(way, x)
+    model = tuned(route, x)
     swapped(model)
     torch.testing.assert_close(model(x), model.reference(x), rtol=1e-5, atol=1e-5)
 
@@ -163,10 +163,10 @@ def test_an_input_of_another_dtype_is_refused_as_by_eager(model, x):
             call(x.double())
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_calls_that_record_gradients_are_not_plain(x, way):
+@pytest.mark.parametrize("route", ROUTES)
+def test_calls_that_record_gradients_are_not_plain(x, route):
     module = Net().train()
-    plan = replace(optimize(module, x, mode="train").plan, origin="measured", runner=WAYS[way])
+    plan = replace(optimize(module, x, mode="train").plan, origin="measured", route=ROUTES[route])
     model = optimize(module, x, mode="train", plan=plan, share=True)
     plain(model, x)
     for _ in range(3):
@@ -202,30 +202,30 @@ def test_every_call_is_counted(model, x):
     assert after.planned + after.eager == before.planned + before.eager + 100
 
 
-@pytest.mark.parametrize("way", [*WAYS, "a contest"])
-def test_what_is_kept_of_a_call_is_not_its_input(way):
+@pytest.mark.parametrize("route", [*ROUTES, "a race"])
+def test_what_is_kept_of_a_call_is_not_its_input(route):
     x = torch.randn(3, 6)
-    model = plain(optimize(Net().eval(), x), x) if way == "a contest" else tuned(way, x)
+    model = plain(optimize(Net().eval(), x), x) if route == "a race" else tuned(route, x)
     seen = weakref.ref(x)
     del x
     gc.collect()
     assert seen() is None, model.last_call()
 
 
-def test_a_contest_times_what_a_call_costs_then(x, monkeypatch):
-    """All ways through the functions that answer calls later; eager as the module itself."""
-    monkeypatch.setattr(contest, "SHORT", replace(contest.SHORT, eager_s=0.0))
-    noted, note = [], contest.Contest.note
+def test_a_race_times_what_a_call_costs_then(x, monkeypatch):
+    """All routes through the functions that answer calls later; eager as the module itself."""
+    monkeypatch.setattr(route_race, "SHORT", replace(route_race.SHORT, eager_s=0.0))
+    noted, note = [], route_race.RouteRace.note
 
-    def noting(self, way, seconds):
-        noted.append(way.name)
-        note(self, way, seconds if way.name == "eager" else 0.5 * seconds)
+    def noting(self, route, seconds):
+        noted.append(route.name)
+        note(self, route, seconds if route.name == "eager" else 0.5 * seconds)
 
-    monkeypatch.setattr(contest.Contest, "note", noting)
+    monkeypatch.setattr(route_race.RouteRace, "note", noting)
     model = optimize(Net().eval(), x)
     entered = []
-    for _ in range(20 * contest.SHORT.timed):
-        if model._calls.expected().runner.is_settled:
+    for _ in range(20 * route_race.SHORT.timed):
+        if model._calls.expected().substitute.is_settled:
             break
         before = len(noted)
         functions = functions_of(lambda: model(x))
@@ -237,14 +237,14 @@ def test_a_contest_times_what_a_call_costs_then(x, monkeypatch):
 
 
 def test_the_module_is_gone_without_a_collection(x):
-    for way in WAYS:
-        model = tuned(way, x)
+    for route in ROUTES:
+        model = tuned(route, x)
         gc.collect()
         gc.disable()
         try:
             seen = weakref.ref(model._calls.expected().stock)
             del model
-            assert seen() is None, way
+            assert seen() is None, route
         finally:
             gc.enable()
 
@@ -265,12 +265,12 @@ def functions_of(call):
     return found
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_few_functions_are_entered(x, way, monkeypatch):
-    model = tuned(way, x)
+@pytest.mark.parametrize("route", ROUTES)
+def test_few_functions_are_entered(x, route, monkeypatch):
+    model = tuned(route, x)
     stock = model._calls.expected().stock
     monkeypatch.setattr(stock, "run", lambda *inputs: (torch.zeros(3, 4),))
     model.refresh(weights_only=True)
     plain(model, x)
     entered = functions_of(lambda: model(x))
-    assert len(entered) <= MOST_FUNCTIONS[way], entered
+    assert len(entered) <= MOST_FUNCTIONS[route], entered

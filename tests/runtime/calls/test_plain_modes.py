@@ -15,7 +15,7 @@ from plantune.plans.plan import EAGER
 from plantune.runtime.calls import choose
 from plantune.runtime.watched.torch_internals import dispatch_modes, guard_of
 
-from .plain import WAYS, tuned
+from .plain import ROUTES, tuned
 
 pytestmark = pytest.mark.filterwarnings("ignore::plantune.UnplannedCall")
 
@@ -31,7 +31,7 @@ def x():
     return torch.randn(3, 6)
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=ROUTES)
 def model(request, x):
     return tuned(request.param, x)
 

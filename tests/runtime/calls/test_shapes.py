@@ -161,4 +161,4 @@ def test_threads_with_shapes_of_their_own(module, store):
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert model.plan.run_by(frozen=False) == PROGRAM
+    assert model.plan.route_for(frozen=False) == PROGRAM

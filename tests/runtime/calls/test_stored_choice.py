@@ -23,7 +23,7 @@ from plantune.errors import (
 )
 from plantune.kernels import torch_ops
 from plantune.models.se_resnet9 import SEResNet9Fixup
-from plantune.plans import rivals
+from plantune.plans import raced_routes
 from plantune.plans.database.exports import export_plans
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.proofs import remember_proof
@@ -167,7 +167,7 @@ class TestProof:
 
     def test_a_plan_that_runs_eagerly_needs_none(self, store, proved, monkeypatch, plan):
         with PlanDatabase.open() as database:
-            database.put_plan(replace(plan, runner="eager"), cpu_environment())
+            database.put_plan(replace(plan, route="eager"), cpu_environment())
         loaded()
         assert proved == []
 
@@ -178,7 +178,7 @@ class TestLoss:
     @pytest.fixture
     def lost(self, plan, monkeypatch):
         monkeypatch.setattr(choose, "_told", set())
-        evidence = Attrs({rivals.LOST_TO: "compile-default", rivals.LOSS: 1.25})
+        evidence = Attrs({raced_routes.LOST_TO: "compile-default", raced_routes.LOSS: 1.25})
         lost = replace(plan, evidence=evidence)
         with PlanDatabase.open() as database:
             database.put_plan(lost, cpu_environment())

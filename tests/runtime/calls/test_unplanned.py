@@ -1,4 +1,4 @@
-"""A module without a plan on a CPU: eager, or the way of the framework's that its calls show."""
+"""A module without a plan on a CPU: eager, or the route of the framework's that its calls show."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from plantune.devices.machine import cpu_environment
 from plantune.errors import InputMismatch
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.plan import EAGER, PROGRAM
-from plantune.runtime.calls import calls, choose, contest, plain_calls
-from plantune.runtime.calls.contest import LONG, SHORT, Contest
+from plantune.runtime.calls import calls, choose, plain_calls, route_race
 from plantune.runtime.calls.framework import MOST_WARNINGS, Framework, Options
+from plantune.runtime.calls.route_race import LONG, SHORT, RouteRace
 from plantune.runtime.watched.live_state import HeldTensors
 
 ENOUGH = LONG.eager + 4 * (LONG.untimed + LONG.timed) + 8
@@ -41,15 +41,15 @@ def x():
 
 
 class Clock:
-    """Says how long each way takes, by its name."""
+    """Says how long each route takes, by its name."""
 
     def __init__(self, seconds):
         self.seconds = seconds
         self.now = 0.0
 
-    def run(self, runner, x):
-        self.now += self.seconds[runner.name]
-        return runner.name
+    def run(self, route, x):
+        self.now += self.seconds[route.name]
+        return route.name
 
     def __call__(self):
         return self.now
@@ -57,17 +57,17 @@ class Clock:
 
 @pytest.fixture
 def race(monkeypatch):
-    """The names of the ways that ran, where each takes so long."""
+    """The names of the routes that ran, where each takes so long."""
 
     def calls_of(module, seconds, calls=ENOUGH, **options):
         clock = Clock(seconds)
 
-        def run(runner, x):  # a function of the class, unlike the bound one
-            return clock.run(runner, x)
+        def run(route, x):  # a function of the class, unlike the bound one
+            return clock.run(route, x)
 
-        monkeypatch.setattr(contest.Runner, "__call__", run)
-        monkeypatch.setattr(contest.time, "perf_counter", clock)
-        found = Contest(HeldTensors(module), **options)
+        monkeypatch.setattr(route_race.FrameworkRoute, "__call__", run)
+        monkeypatch.setattr(route_race.time, "perf_counter", clock)
+        found = RouteRace(HeldTensors(module), **options)
         return [found.run(clock.now, None) for _ in range(calls)]
 
     return calls_of
@@ -82,7 +82,7 @@ ALL = {
 CONV = nn.Conv2d(3, 8, 3)
 
 
-class TestContest:
+class TestRouteRace:
     def test_the_first_calls_are_eagers(self, race):
         assert race(CONV, ALL, LONG.eager) == ["eager"] * LONG.eager
 
@@ -106,7 +106,7 @@ class TestContest:
         assert race(CONV, short, ENOUGH_SHORT)[-1] == winner
 
     def test_it_takes_turns_of_several_calls(self, race):
-        """What comes right after another way finds nothing of its own in a cache."""
+        """What comes right after another route finds nothing of its own in a cache."""
         short = {"eager": SHORT_S, "torchscript-traced": 0.8 * SHORT_S}
         ran = race(nn.Linear(4, 4), short, ENOUGH_SHORT)
         first = ran.index("torchscript-traced")
@@ -115,7 +115,7 @@ class TestContest:
         assert ran[first + SHORT.turns] == "eager"
 
     def test_what_is_short_and_rare_stays_with_eager(self, race):
-        """To make another way takes as long as a thousand of its calls."""
+        """To make another route takes as long as a thousand of its calls."""
         few = int(0.9 * SHORT.eager_s / SHORT_S)
         short = {**dict.fromkeys(ALL, SHORT_S), "torchscript-traced": 0.1 * SHORT_S}
         assert set(race(CONV, short, few)) == {"eager"}
@@ -131,7 +131,7 @@ class TestContest:
             torch.use_deterministic_algorithms(False)
 
     @pytest.mark.parametrize("frozen", [False, True])
-    def test_ways_that_freeze_weights_take_part_where_these_are_frozen(self, race, frozen):
+    def test_routes_that_freeze_weights_take_part_where_these_are_frozen(self, race, frozen):
         seconds = {**ALL, "torchscript": 0.5, "torchscript-channels-last": 0.9}
         ran = race(CONV, seconds, 2 * ENOUGH, frozen=frozen)
         assert ran[-1] == ("torchscript" if frozen else "eager")
@@ -145,7 +145,7 @@ class TestContest:
                 with torch.no_grad():
                     model.get_submodule("0").weight.mul_(1.1)
             torch.testing.assert_close(model(x), model.reference(x), rtol=1e-4, atol=1e-5)
-        assert model._calls.expected().runner.is_settled
+        assert model._calls.expected().substitute.is_settled
 
 
 class TestEager:
@@ -153,7 +153,7 @@ class TestEager:
 
     @pytest.fixture
     def model(self, layer, x):
-        plan = replace(optimize(layer, x).plan, origin="measured", runner=EAGER)
+        plan = replace(optimize(layer, x).plan, origin="measured", route=EAGER)
         model = optimize(layer, x, fallback="error", plan=plan)
         model(x)
         return model
@@ -214,7 +214,7 @@ class TestPlanOfAnotherMachine:
     def model(self):
         module = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()).eval()
         x = torch.randn(2, 4, 16, 16)
-        plan = replace(optimize(module, x).plan, origin="measured", runner=PROGRAM)
+        plan = replace(optimize(module, x).plan, origin="measured", route=PROGRAM)
         with PlanDatabase.open() as database:
             database.put_plan(plan, replace(cpu_environment(), device_digest="another"))
         return optimize(module, x), x
@@ -222,9 +222,9 @@ class TestPlanOfAnotherMachine:
     @pytest.mark.parametrize(("us", "how"), [(0.1, "planned"), (0.97, "eager"), (3.0, "eager")])
     def test_it_runs_where_it_is_faster(self, model, monkeypatch, us, how):
         tuned, x = model
-        seconds, note = {**ALL, PROGRAM: us}, Contest.note
+        seconds, note = {**ALL, PROGRAM: us}, RouteRace.note
         monkeypatch.setattr(
-            Contest, "note", lambda self, way, _: note(self, way, seconds[way.name])
+            RouteRace, "note", lambda self, route, _: note(self, route, seconds[route.name])
         )
         for _ in range(2 * ENOUGH):
             torch.testing.assert_close(tuned(x), tuned.reference(x), rtol=1e-4, atol=1e-5)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plantune import optimize
-from plantune.plans.plan import FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM
+from plantune.plans.plan import FROZEN_ROUTES, LIVE_ROUTES, PROGRAM
 from plantune.runtime.program import result_strides
 from plantune.runtime.program.result_strides import MOST_ASKED
 
@@ -175,10 +175,10 @@ def test_what_nothing_else_needs_is_not_copied(x: Tensor, monkeypatch: pytest.Mo
     assert program._owned == {*program.graph.outputs}
 
 
-class TestWaysOfTheFramework:
-    @pytest.mark.parametrize("runner", sorted({*LIVE_RUNNERS, *FROZEN_RUNNERS} - {PROGRAM}))
+class TestRoutesOfTheFramework:
+    @pytest.mark.parametrize("route", sorted({*LIVE_ROUTES, *FROZEN_ROUTES} - {PROGRAM}))
     @pytest.mark.parametrize("seed", range(500, 504))
-    def test_of_any_network(self, seed: int, runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_any_network(self, seed: int, route: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Those in channels_last too."""
-        plan_everything(monkeypatch, "rows", runner)
-        run_beside_eager(seed, how=runner)
+        plan_everything(monkeypatch, "rows", route)
+        run_beside_eager(seed, how=route)

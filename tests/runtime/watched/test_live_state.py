@@ -374,9 +374,9 @@ class TestSharedMemory:
     def test_a_trace_in_channels_last_reads_them_too(self, named, images, follows):
         module = named(conv=nn.Conv2d(3, 8, 3), relu=nn.ReLU()).share_memory()
         model = optimize(module, images, share=True)
-        runner = "torchscript-traced-channels-last"
-        model.run_from(replace(model.plan, runner=runner, origin="measured"))
+        route = "torchscript-traced-channels-last"
+        model.run_from(replace(model.plan, route=route, origin="measured"))
         before = model(images)
-        assert model.last_call().how == runner
+        assert model.last_call().how == route
         self.written_by_another(model)
         follows(model, before)

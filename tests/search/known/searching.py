@@ -54,8 +54,8 @@ class FakeWorker:
     def rooflines(self, steps, arch):
         return [1.0 + number for number in range(len(steps))]
 
-    def race(self, raced, plan, baselines, effort, seed):
-        self.races.append((plan, baselines))
+    def race(self, raced, plan, routes, effort, seed):
+        self.races.append((plan, routes))
         answer = self.answers.pop(0) if self.answers else {"plantune": self.us, "eager": 100.0}
         if isinstance(answer, Exception):
             raise answer

@@ -116,8 +116,8 @@ class TestRepeats:
         first = {"plantune": "wide", "eager": 100.0, "torchscript-traced": 400.0}
         worker.answers = [first, *({"plantune": 60.0, "eager": 100.0} for _ in range(4))]
         result = searched()
-        assert [baselines for _, baselines in worker.races[1:]] == [("eager",)]
-        assert result.plan.runner == "program"
+        assert [routes for _, routes in worker.races[1:]] == [("eager",)]
+        assert result.plan.route == "program"
         assert result.race.ratio.high < 1
         assert result.plan.evidence["ratio"] == result.race.ratio.ratio
 
@@ -125,12 +125,12 @@ class TestRepeats:
         worker.answers = [{"plantune": "wide", "eager": 100.0} for _ in range(9)]
         result = searched()
         assert len(worker.races) == 1 + phases.MOST_REPEATS
-        assert result.plan.runner == "eager"
+        assert result.plan.route == "eager"
 
     def test_a_repeat_that_breaks_decides_nothing(self, searched, worker):
         worker.answers = [{"plantune": "wide", "eager": 100.0}, WorkerDied("it died")]
-        assert searched().plan.runner == "eager"
+        assert searched().plan.route == "eager"
 
     def test_what_is_decided_runs_once(self, searched, worker):
-        assert searched().plan.runner == "program"
+        assert searched().plan.route == "program"
         assert len(worker.races) == 1

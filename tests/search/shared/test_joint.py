@@ -57,8 +57,8 @@ class Measuring(SimpleNamespace):
     def rooflines(self, steps, arch):
         return [1.0] * len(steps)
 
-    def race(self, raced, plan, baselines, effort=None, seed=0):
-        self.raced.append(tuple(baselines or ()))
+    def race(self, raced, plan, routes, effort=None, seed=0):
+        self.raced.append(tuple(routes or ()))
         return RACE
 
 

@@ -26,7 +26,7 @@ from plantune.devices.cuda.flags import cudnn
 from plantune.devices.device import Call, Device
 from plantune.devices.gpus import device_for
 from plantune.devices.machine import environment_of
-from plantune.measure.racing.ways import WAYS
+from plantune.measure.racing.routes import ROUTES
 from plantune.measure.worker.turns import turn
 from plantune.space.arch import load_arch
 
@@ -114,7 +114,7 @@ def _ways(ready: Ready, asked: Asked, *, captured: bool) -> list[str]:
     """Those that are captured come last, right before the race: what torch.compile records gives
     back the workspaces of cuBLAS.
     """
-    ways = WAYS[ready.device.place.type]
+    ways = ROUTES[ready.device.place.type]
     return [name for name in asked.race.names(ready.device) if ways[name].captured == captured]
 
 

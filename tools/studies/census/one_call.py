@@ -27,7 +27,7 @@ from lanes import Lanes, Line, Ways
 from rows import Rows
 from timing import RIVALS, Race
 
-from plantune.measure.racing.ways import WAYS
+from plantune.measure.racing.routes import ROUTES
 
 # By what they keep, the variables that name its folder.
 CACHES = {"inductor": "TORCHINDUCTOR_CACHE_DIR", "triton": "TRITON_CACHE_DIR"}
@@ -58,7 +58,7 @@ def _line(given_name: str, rows: Rows, given: argparse.Namespace, limits: Limits
 
 
 def _ways(given: argparse.Namespace) -> Ways:
-    captured = [name for name in given.rivals if WAYS[given.device][name].captured]
+    captured = [name for name in given.rivals if ROUTES[given.device][name].captured]
     first = [name for name in given.rivals if name not in captured]
     return Ways(first, captured, given.late, given.late_networks, given.compilers)
 
@@ -83,8 +83,8 @@ def _arguments() -> argparse.Namespace:
     given = parser.parse_args()
     given.rivals = given.rivals or (beside.RIVALS if given.device == "cuda" else RIVALS["cpu"])
     late = given.late if given.late_networks else ()
-    if unknown := [name for name in (*given.rivals, *late) if name not in WAYS[given.device]]:
-        parser.error(f"no ways on {given.device}: {', '.join(unknown)}")
+    if unknown := [name for name in (*given.rivals, *late) if name not in ROUTES[given.device]]:
+        parser.error(f"no routes on {given.device}: {', '.join(unknown)}")
     return given
 
 

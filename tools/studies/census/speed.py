@@ -30,7 +30,7 @@ FURTHEST = 10
 
 
 def without_plan(name: str, asked: Asked) -> Row:
-    """`optimize` beside the framework's ways, at the network's own image size."""
+    """`optimize` beside the framework's routes, at the network's own image size."""
     prepare_elsewhere()
     module, x = _called(name, asked)
     if asked.device == "cuda":
@@ -59,7 +59,7 @@ def searched(name: str, asked: Asked) -> Row:
     sought, device = sought_for(optimize(module, x, mode=asked.mode, fallback="silent"))
     with reporting(True) as report:
         found = search_for(
-            sought, device, asked.budget_s, report=report, baselines=OWN_RACE[device.type]
+            sought, device, asked.budget_s, report=report, routes=OWN_RACE[device.type]
         )
     result, plan = found.result, found.plan
     row = {"verdict": "searched", "budget_s": asked.budget_s, "origin": plan.written_origin}

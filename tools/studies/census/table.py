@@ -12,7 +12,7 @@ from rows import Row
 
 COLLECTIONS = ("torchvision", "timm")
 MODES = ("infer", "train")
-# Of another way's time: more is not luck.
+# Of another route's time: more is not luck.
 SLOWER = 1.03
 # Networks with a smaller share of FLOPs in steps that have a kernel are named.
 NAMED = 0.75
@@ -20,7 +20,7 @@ TIMES = {
     "time": (
         "## Time without a plan",
         "",
-        "The kernels that estimates choose, as a part of another way's time: medians of calls",
+        "The kernels that estimates choose, as a part of another route's time: medians of calls",
         "in turns, the worse of two races; float16, batch 32, the network's own image size.",
         "`cuda-graph` is one graph of eager channels_last, autotuned, that copies no image.",
     ),
@@ -28,9 +28,9 @@ TIMES = {
         "## Time with the plan of a search",
         "",
         "As above, with the plan that a search found: policies/nature has 256 images of bytes",
-        "(4x84x84), policies/impala 512 (3x64x64). Rivals were compiled while other networks were",
-        "searched; `-` is a rival that was not compiled. Of a network's races the last with each",
-        "rival counts. A roofline counts all traffic as that of the GPU's memory: steps whose data",
+        "(4x84x84), policies/impala 512 (3x64x64). Routes were compiled while other networks were",
+        "searched; `-` is a route that was not compiled. Of a network's races the last with each",
+        "route counts. A roofline counts all traffic as that of the GPU's memory: steps whose data",
         "stays in its cache may take less.",
     ),
 }

@@ -24,7 +24,7 @@ from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.tracing.arguments import type_of
 from plantune.graph.tracing.extract import extract
 from plantune.kernels.build import build_all
-from plantune.measure.racing.ways import WAYS
+from plantune.measure.racing.routes import ROUTES
 from plantune.measure.timing import Effort, Timing, ratio_interval, time_interleaved
 from plantune.measure.watches import call_watch
 from plantune.plans.guess import guessed_plan
@@ -137,10 +137,10 @@ def rivals_of(
     names: Sequence[str],
     device: Device,
 ) -> tuple[dict[str, Call], dict[str, str]]:
-    """Calls of the framework's ways by their names, and why others are left out."""
+    """Calls of the framework's routes by their names, and why others are left out."""
     calls, failures = {}, {}
     for name in names:
-        way = WAYS[device.place.type][name]
+        way = ROUTES[device.place.type][name]
         module, x = last if way.channels_last else given
         own = copy.deepcopy(module)
         try:

@@ -18,7 +18,7 @@ from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates
 from plantune.measure.numerics import check as check_step
-from plantune.measure.racing.entrants import Entrants
+from plantune.measure.racing.built_routes import RouteBuilder
 from plantune.measure.subject import Raced
 from plantune.plans.plan import Plan
 from plantune.report.steps import plan_steps
@@ -77,10 +77,10 @@ def of_race(case: Case, plan: Plan) -> Iterator[Tried]:
     raced = Raced(case.sought.problem, case.sought.tape)
 
     def joins() -> None:
-        entrants = Entrants(raced, case.seed, 2)
-        entrants.plan(plan)
+        builder = RouteBuilder(raced, case.seed, 2)
+        builder.plan(plan)
         for name in ("eager", "eager-channels-last")[: 1 if _kills_torch(case) else 2]:
-            entrants.baseline(name)
+            builder.baseline(name)
 
     with torch.set_grad_enabled(case.trains):
         yield _tried("race", joins)

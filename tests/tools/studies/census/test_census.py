@@ -219,7 +219,7 @@ def test_rivals_that_compiled_beside_the_search_race_with_its_plan(
 
     real = beside._made
     monkeypatch.setattr(beside, "_made", made)
-    monkeypatch.setitem(beside.WAYS["cpu"], "slow", beside.WAYS["cpu"]["eager"])
+    monkeypatch.setitem(beside.ROUTES["cpu"], "slow", beside.ROUTES["cpu"]["eager"])
     found = beside.compile_rivals("a", given)
     assert set(found["compile_s"]) == {"eager", "slow"}
     assert found["failures"] == {"slow": "not compiled in time"}
@@ -229,7 +229,7 @@ def test_rivals_that_compiled_beside_the_search_race_with_its_plan(
     assert row["failures"] == found["failures"]
     assert 0 < beside.errors("a", given)["distances"]["plantune"] < 1e-6
     again = replace(given, race=replace(given.race, rivals=["eager", "again"]))
-    monkeypatch.setitem(beside.WAYS["cpu"], "again", beside.WAYS["cpu"]["eager"])
+    monkeypatch.setitem(beside.ROUTES["cpu"], "again", beside.ROUTES["cpu"]["eager"])
     asked_again = replace(again, race=replace(given.race, rivals=["again"]))
     assert set(beside.compile_rivals("a", asked_again)["compile_s"]) == {"again"}
     assert set(beside.race("a", again)["ratios"]) == {"eager", "again"}
@@ -355,7 +355,7 @@ def test_a_cpu_has_rivals_of_its_own_and_others_are_refused(in_one_go, capsys) -
     assert [ways for *_, ways in answers.of("race")] == [["eager", "eager-channels-last"]]
     with pytest.raises(SystemExit):
         in_one_go(answers, "a", "--device", "cpu", "--rivals", "eager", "cuda-graph")
-    assert "no ways on cpu: cuda-graph" in capsys.readouterr().err
+    assert "no routes on cpu: cuda-graph" in capsys.readouterr().err
 
 
 def test_no_search_begins_that_has_no_time(in_one_go, capsys) -> None:

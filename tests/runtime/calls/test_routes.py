@@ -1,4 +1,4 @@
-"""The framework's ways as runners: they compute with the module as it is now, as eager does."""
+"""The framework's routes compute with the module as it is now, as eager does."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import nn
 
 from plantune import TunedModule, optimize
 from plantune.graph.outputs import TENSOR, Outputs
-from plantune.plans.plan import EAGER, FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM
+from plantune.plans.plan import EAGER, FROZEN_ROUTES, LIVE_ROUTES, PROGRAM
 from plantune.runtime.calls.planned import Planned
-from plantune.runtime.calls.runners import RECIPES, Runner
+from plantune.runtime.calls.routes import ROUTE_FEATURES, FrameworkRoute
 from plantune.runtime.watched.live_state import HeldTensors
 
-RUNNERS = tuple(name for name in LIVE_RUNNERS if name != PROGRAM)
+ROUTES = tuple(name for name in LIVE_ROUTES if name != PROGRAM)
 FROZEN = "torchscript"
 
 
@@ -47,13 +47,13 @@ def x():
 
 @pytest.fixture
 def run_by():
-    """The module, tuned with a plan that such a runner has won against."""
+    """The module, tuned with a plan that has lost to such a route."""
 
-    def tuned(module, x, runner, *, mode="infer", frozen=False) -> TunedModule:
+    def tuned(module, x, route, *, mode="infer", frozen=False) -> TunedModule:
         plan = optimize(module, x, mode=mode).plan
-        plan = replace(plan, origin="measured", runner=runner if runner in RUNNERS else EAGER)
+        plan = replace(plan, origin="measured", route=route if route in ROUTES else EAGER)
         if frozen:
-            plan = replace(plan, frozen_runner=runner)
+            plan = replace(plan, frozen_route=route)
         return optimize(module, x, mode=mode, plan=plan, frozen=frozen)
 
     return tuned
@@ -65,21 +65,21 @@ def alike(got, wanted):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_each_runner_of_a_plan_is_a_way_here():
-    assert set(RECIPES) == set(FROZEN_RUNNERS) - {PROGRAM}
+def test_each_route_of_a_plan_is_one_here():
+    assert set(ROUTE_FEATURES) == set(FROZEN_ROUTES) - {PROGRAM}
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("route", ROUTES)
 class TestLive:
-    def test_it_runs_and_gives_what_eager_gives(self, module, x, runner, run_by):
-        model = run_by(module, x, runner)
+    def test_it_runs_and_gives_what_eager_gives(self, module, x, route, run_by):
+        model = run_by(module, x, route)
         for _ in range(4):
             alike(model(x), model.reference(x))
-        assert model.last_call().how == runner
-        assert model._calls.expected().runner.why_not is None
+        assert model.last_call().how == route
+        assert model._calls.expected().substitute.why_not is None
 
-    def test_weights_written_in_place_count_in_the_next_call(self, module, x, runner, run_by):
-        model = run_by(module, x, runner)
+    def test_weights_written_in_place_count_in_the_next_call(self, module, x, route, run_by):
+        model = run_by(module, x, route)
         before = model(x)[0]
         for write in (
             lambda: model.conv.weight.mul_(2),
@@ -93,16 +93,16 @@ class TestLive:
             assert not torch.equal(model(x)[0], before)
             before = model(x)[0]
 
-    def test_an_optimizers_step_counts(self, module, x, runner, run_by):
-        model = run_by(module, x, runner)
+    def test_an_optimizers_step_counts(self, module, x, route, run_by):
+        model = run_by(module, x, route)
         model(x)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model.reference(x)[0].sum().backward()
         optimizer.step()
         alike(model(x), model.reference(x))
 
-    def test_replaced_parameters_count(self, module, x, runner, run_by):
-        model = run_by(module, x, runner)
+    def test_replaced_parameters_count(self, module, x, route, run_by):
+        model = run_by(module, x, route)
         model(x)
         model.conv.weight = nn.Parameter(torch.randn_like(model.conv.weight))
         alike(model(x), model.reference(x))
@@ -111,8 +111,8 @@ class TestLive:
         model.conv.weight.data = torch.randn_like(model.conv.weight)
         alike(model(x), model.reference(x))
 
-    def test_python_state_and_modes_count(self, module, x, runner, run_by):
-        model = run_by(module, x, runner)
+    def test_python_state_and_modes_count(self, module, x, route, run_by):
+        model = run_by(module, x, route)
         model(x)
         model.gain = 3.0
         alike(model(x), model.reference(x))
@@ -121,16 +121,16 @@ class TestLive:
         alike(model(x), twin(x))
         alike([model.norm.running_mean], [twin.norm.running_mean])
 
-    def test_the_callers_strides_stay(self, module, x, runner, run_by):
-        model = run_by(module, x, runner)
+    def test_the_callers_strides_stay(self, module, x, route, run_by):
+        model = run_by(module, x, route)
         strides = {name: t.stride() for name, t in model.state_dict().items()}
         model(x)
         model(x.contiguous(memory_format=torch.channels_last))
         assert {name: t.stride() for name, t in model.state_dict().items()} == strides
         assert {n: t.stride() for n, t in module.state_dict().items()} == strides
 
-    def test_copies_and_states_are_those_of_the_module(self, module, x, runner, run_by):
-        model = run_by(module, x, runner)
+    def test_copies_and_states_are_those_of_the_module(self, module, x, route, run_by):
+        model = run_by(module, x, route)
         model(x)
         assert model.state_dict().keys() == module.state_dict().keys()
         other = copy.deepcopy(model)
@@ -139,8 +139,8 @@ class TestLive:
         alike(model(x), module(x))
         alike(other(x), other.reference(x))
 
-    def test_no_gradient_is_recorded_and_the_callers_mode_stays(self, module, x, runner, run_by):
-        model = run_by(module, x, runner)
+    def test_no_gradient_is_recorded_and_the_callers_mode_stays(self, module, x, route, run_by):
+        model = run_by(module, x, route)
         assert not model(x)[0].requires_grad
         assert torch.is_grad_enabled()
         with torch.inference_mode():
@@ -148,22 +148,22 @@ class TestLive:
         alike(model(x), module(x))
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_what_is_made_inside_of_inference_mode_serves_outside_too(module, x, runner, run_by):
-    model = run_by(module, x, runner)
+@pytest.mark.parametrize("route", ROUTES)
+def test_what_is_made_inside_of_inference_mode_serves_outside_too(module, x, route, run_by):
+    model = run_by(module, x, route)
     with torch.inference_mode():
         inside = torch.randn(2, 3, 8, 8)
         alike(model(inside), model.reference(inside))
-    assert model._calls.expected().runner.why_not is None
+    assert model._calls.expected().substitute.why_not is None
     with torch.no_grad():
         model.conv.weight.mul_(2)
     alike(model(x), model.reference(x))
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_gradients_reach_the_callers_parameters(module, x, runner, run_by):
+@pytest.mark.parametrize("route", ROUTES)
+def test_gradients_reach_the_callers_parameters(module, x, route, run_by):
     module.train()
-    model = run_by(module, x, runner, mode="train")
+    model = run_by(module, x, route, mode="train")
     twin = copy.deepcopy(module)
     for each in (model, twin):
         for _ in range(3):
@@ -177,8 +177,8 @@ def test_gradients_reach_the_callers_parameters(module, x, runner, run_by):
     assert model.norm.num_batches_tracked == twin.norm.num_batches_tracked == 3
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_no_gradient_goes_through_what_is_under_no_grad(x, runner, run_by):
+@pytest.mark.parametrize("route", ROUTES)
+def test_no_gradient_goes_through_what_is_under_no_grad(x, route, run_by):
     """Torch's traces do not keep it: such a module is not traced."""
 
     class Target(nn.Module):
@@ -192,7 +192,7 @@ def test_no_gradient_goes_through_what_is_under_no_grad(x, runner, run_by):
             return self.conv(x) * target
 
     module = Target()
-    model = run_by(module, x, runner, mode="train")
+    model = run_by(module, x, route, mode="train")
     for each in (model, module):
         each(x).square().sum().backward()
     torch.testing.assert_close(model.conv.weight.grad, module.conv.weight.grad)
@@ -211,7 +211,7 @@ class TestFrozen:
         assert model.last_call().how == FROZEN
 
     def test_only_where_the_weights_are_frozen(self, module, x):
-        plan = replace(optimize(module, x).plan, origin="measured", frozen_runner=FROZEN)
+        plan = replace(optimize(module, x).plan, origin="measured", frozen_route=FROZEN)
         model = optimize(module, x, plan=plan)
         model(x)
         assert model.last_call().how == "planned"
@@ -224,30 +224,30 @@ class TestWhatCannotBeTraced:
                 return {"a": x.relu(), "b": x.sigmoid()}
 
         module = Lists()
-        runner = Runner("torchscript-traced", HeldTensors(module))
+        route = FrameworkRoute("torchscript-traced", HeldTensors(module))
         for _ in range(3):
-            alike(runner(x).values(), module(x).values())
-        assert "cannot be traced" in runner.why_not
+            alike(route(x).values(), module(x).values())
+        assert "cannot be traced" in route.why_not
 
     def test_a_tensor_that_is_not_a_parameter_is_never_baked_in(self, x):
         module = nn.Identity()
         module.mask = torch.rand(8)
         module.forward = lambda x: x * module.mask
-        runner = Runner("torchscript-traced", HeldTensors(module))
-        runner(x)
+        route = FrameworkRoute("torchscript-traced", HeldTensors(module))
+        route(x)
         module.mask = torch.rand(8)
-        alike([runner(x)], [x * module.mask])
-        assert "neither a parameter nor a buffer" in runner.why_not
+        alike([route(x)], [x * module.mask])
+        assert "neither a parameter nor a buffer" in route.why_not
 
 
 def test_a_shared_filter_has_one_copy(x):
     conv = nn.Conv2d(3, 3, 3, padding=1).eval()
     module = nn.Sequential(conv, nn.ReLU(), conv)
-    runner = Runner("eager-channels-last", HeldTensors(module))
+    route = FrameworkRoute("eager-channels-last", HeldTensors(module))
     with torch.no_grad():
-        alike([runner(x)], [module(x)])
+        alike([route(x)], [module(x)])
         conv.weight.mul_(2)
-        alike([runner(x)], [module(x)])
+        alike([route(x)], [module(x)])
 
 
 def test_where_torch_errs_in_channels_last_eager_runs_as_the_caller_has_it(run_by, x):
@@ -256,7 +256,7 @@ def test_where_torch_errs_in_channels_last_eager_runs_as_the_caller_has_it(run_b
     model = run_by(module, x, "eager-channels-last", mode="train")
     call = model._calls._expected
     names = [
-        Planned(model.stock(), Outputs(TENSOR), torch.device(kind), call, 1).runner.name
+        Planned(model.stock(), Outputs(TENSOR), torch.device(kind), call, 1).substitute.name
         for kind in ("cpu", "cuda")
     ]
     assert names == ["eager-channels-last", EAGER]

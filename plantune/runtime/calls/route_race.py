@@ -1,4 +1,4 @@
-"""Finds the fastest way for a module without a plan, or with one of another machine, in its own
+"""Finds the fastest route for a module without a plan, or with one of another machine, in its own
 first calls.
 """
 
@@ -13,19 +13,19 @@ from typing import Any
 
 import torch
 
-from plantune.plans.plan import EAGER, FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM
-from plantune.runtime.calls.runners import RECIPES, Runner, StridesOf
+from plantune.plans.plan import EAGER, FROZEN_ROUTES, LIVE_ROUTES, PROGRAM
+from plantune.runtime.calls.routes import ROUTE_FEATURES, FrameworkRoute, StridesOf
 from plantune.runtime.watched.live_state import HeldTensors
 
 WORTH = 0.95
-# That are kept of a way.
+# That are kept of a route.
 MOST_TIMES = 1000
 HOPELESS = 1.5
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How calls of some length are tried. A way has `turns` of so many calls. Its first ones are
+    """How calls of some length are tried. A route has `turns` of so many calls. Its first ones are
     `untimed`: in one it is made, in another TorchScript optimizes what it saw. A module that is
     called less often than `eager` times, or for less than `eager_s`, stays with eager, and its
     calls cost nothing more.
@@ -45,8 +45,8 @@ SHORTEST_S = 100e-6
 SHORT = Pace(turns=8, untimed=10, timed=48, eager=16, eager_s=10e-3)
 
 
-class PlansProgram:
-    """A plan that was measured on another machine, as one of the ways."""
+class PlanRoute:
+    """A plan that was measured on another machine, as one of the routes."""
 
     name = PROGRAM
     why_not = None
@@ -60,12 +60,12 @@ class PlansProgram:
         return self._run(*args, **kwargs)
 
 
-Contestant = Runner | PlansProgram
+Route = FrameworkRoute | PlanRoute
 
 
-class Contest:
-    """Runs each call in one of the ways, all of which give the same, and times it; then in the one
-    that is clearly faster, else in eager. `program` is what the plan of another machine gives.
+class RouteRace:
+    """Runs each call by one of the routes, all of which give the same, and times it; then in the
+    one that is clearly faster, else in eager. `program` is what the plan of another machine gives.
     """
 
     def __init__(
@@ -76,26 +76,26 @@ class Contest:
         program: Callable[..., Any] | None = None,
         strides: StridesOf = lambda args, kwargs: None,
     ) -> None:
-        known = FROZEN_RUNNERS if frozen else LIVE_RUNNERS
+        known = FROZEN_ROUTES if frozen else LIVE_ROUTES
         names = (name for name in known if name not in (PROGRAM, EAGER))
         filters = any(p.dim() == 4 for p in held.module.parameters())
-        self._left: list[Contestant] = [
-            Runner(name, held, strides=strides)
+        self._left: list[Route] = [
+            FrameworkRoute(name, held, strides=strides)
             for name in names
-            if filters or not RECIPES[name].channels_last
+            if filters or not ROUTE_FEATURES[name].channels_last
         ]
         if program is not None:
-            self._left.insert(0, PlansProgram(program))
-        self.eager = Runner(EAGER, held)
+            self._left.insert(0, PlanRoute(program))
+        self.eager = FrameworkRoute(EAGER, held)
         self._times: dict[str, list[float]] = {}
         self._lock = threading.Lock()
         self._pace, self._calls = LONG, 0
         self._has_begun, self._waited_s = False, 0.0
-        self.winner: Contestant | None = None
+        self.winner: Route | None = None
 
     @property
     def name(self) -> str:
-        """Of the way that runs calls from now on, or of the one to beat."""
+        """Of the route that runs calls from now on, or of the one to beat."""
         return self.eager.name if self.winner is None else self.winner.name
 
     @property
@@ -104,31 +104,31 @@ class Contest:
 
     def run(self, began_s: float, *args: Any, **kwargs: Any) -> object:
         """The module's result; `began_s` is when the call did, by the clock of performance."""
-        way = self.winner or self.turn()
-        began_s = time.perf_counter() if way is self.eager else began_s
-        result = way(*args, **kwargs)
+        route = self.winner or self.turn()
+        began_s = time.perf_counter() if route is self.eager else began_s
+        result = route(*args, **kwargs)
         if self.winner is None:
-            self.note(way, time.perf_counter() - began_s)
+            self.note(route, time.perf_counter() - began_s)
         return result
 
-    def turn(self) -> Contestant:
+    def turn(self) -> Route:
         """Whose turn it is."""
         if torch.are_deterministic_algorithms_enabled() or not self._has_begun:
             return self.eager
-        ways: list[Contestant] = [self.eager, *self._left]
-        return ways[self._calls // self._pace.turns % len(ways)]
+        routes: list[Route] = [self.eager, *self._left]
+        return routes[self._calls // self._pace.turns % len(routes)]
 
-    def note(self, way: Contestant, seconds: float) -> None:
-        """A call took so long in that way, from its beginning on; of eager the module alone, as
+    def note(self, route: Route, seconds: float) -> None:
+        """A call took so long by that route, from its beginning on; of eager the module alone, as
         that is what would run without plantune.
         """
         with self._lock:
-            times = self._times.setdefault(way.name, [])
+            times = self._times.setdefault(route.name, [])
             self._calls += 1
             if not self._has_begun:
                 self._wait(times, seconds)
                 return
-            # What comes after another way finds nothing of its own in a cache.
+            # What comes after another route finds nothing of its own in a cache.
             is_first = self._pace.turns > 1 and self._calls % self._pace.turns == 1
             if len(times) < self._pace.untimed or (not is_first and len(times) < MOST_TIMES):
                 times.append(seconds)
@@ -149,11 +149,11 @@ class Contest:
             self._calls = 0 if self._pace is SHORT else self._calls
         del eager[: -self._pace.eager]
 
-    def _timed(self, way: Contestant) -> list[float]:
-        return self._times.get(way.name, [])[self._pace.untimed :]
+    def _timed(self, route: Route) -> list[float]:
+        return self._times.get(route.name, [])[self._pace.untimed :]
 
     def _drop_losers(self) -> None:
-        """Ways that cannot run here, and those that are slower by far."""
+        """Routes that cannot run here, and those that are slower by far."""
         eager_s = min(self._times.get(EAGER, [0.0]))
         self._left = [
             each

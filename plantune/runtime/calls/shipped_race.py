@@ -3,7 +3,7 @@
 CPUs differ more than the GPUs of an arch do: what is shipped was measured on another one. Its
 kernels are compiled in a thread while the framework answers, for 11 to 16 s if nothing is cached;
 then one call proves it (0.4 to 0.7 s, se_resnet9_fixup of 1 to 32 images, one thread of a Xeon,
-2026-11-28), and a race in turns with the framework's fastest way decides.
+2026-11-28), and a race in turns with the framework's fastest route decides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from plantune.errors import PlantuneError
 from plantune.plans.plan import PROGRAM
-from plantune.runtime.calls.contest import WORTH, Contest
+from plantune.runtime.calls.route_race import WORTH, RouteRace
 from plantune.runtime.captured.shipped import Shipped
 from plantune.runtime.captured.stock import Stock
 from plantune.runtime.watched.torch_internals import asks_for_determinism
@@ -33,15 +33,15 @@ LEAST_TIMED, MOST_TIMED = 3, 50
 UNTIMED = 2
 
 
-class Trial:
-    """Runs each call in the framework's way that a contest finds, until the shipped plan can race
+class ShippedRace:
+    """Runs each call by the framework's route that a race finds, until the shipped plan can race
     it; then in the faster one. `run_from` makes of a stock what runs calls.
     """
 
     def __init__(
-        self, contest: Contest, shipped: Shipped, run_from: Callable[[Stock], Callable[..., Any]]
+        self, race: RouteRace, shipped: Shipped, run_from: Callable[[Stock], Callable[..., Any]]
     ) -> None:
-        self.contest = contest
+        self.race = race
         self.stock: Stock | None = None
         self.has_won = False
         self.is_over = False
@@ -55,23 +55,23 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Of the way that runs calls from now on, or of the one to beat."""
-        return PROGRAM if self.has_won else self.contest.name
+        """Of the route that runs calls from now on, or of the one to beat."""
+        return PROGRAM if self.has_won else self.race.name
 
     # Until it is over it hands on to no other: then what it has found takes its place.
     winner = None
 
     @property
     def is_settled(self) -> bool:
-        return self.is_over and self.contest.is_settled
+        return self.is_over and self.race.is_settled
 
     def run(self, began_s: float, *args: Any, **kwargs: Any) -> object:
         """The module's result; `began_s` is when the call did, by the clock of performance."""
-        if self.is_over or not self.contest.is_settled or asks_for_determinism():
-            return self.contest.run(began_s, *args, **kwargs)
+        if self.is_over or not self.race.is_settled or asks_for_determinism():
+            return self.race.run(began_s, *args, **kwargs)
         program = self._ready()
         if program is None:
-            return self.contest.run(began_s, *args, **kwargs)
+            return self.race.run(began_s, *args, **kwargs)
         with self._lock:
             self._calls += 1
             ours = self._calls % 2 == 1
@@ -80,12 +80,12 @@ class Trial:
             result = (program if ours else self._theirs)(*args, **kwargs)
         except (PlantuneError, torch.OutOfMemoryError) as error:
             self._give_up(str(error))
-            return self.contest.run(began_s, *args, **kwargs)
+            return self.race.run(began_s, *args, **kwargs)
         self._note(ours, time.perf_counter() - began_s)
         return result
 
     def _theirs(self, *args: Any, **kwargs: Any) -> object:
-        return self.contest.run(time.perf_counter(), *args, **kwargs)
+        return self.race.run(time.perf_counter(), *args, **kwargs)
 
     def _ready(self) -> Callable[..., Any] | None:
         """The plan's program, None while it is built, and where another call proves it."""
@@ -124,4 +124,4 @@ class Trial:
                 how = "runs from now on" if self.has_won else "is not clearly faster here"
                 ours_ms, theirs_ms = 1e3 * median(mine), 1e3 * median(theirs)
                 text = "the shipped plan %s: %.3g ms a call, %s %.3g"
-                log.info(text, how, ours_ms, self.contest.name, theirs_ms)
+                log.info(text, how, ours_ms, self.race.name, theirs_ms)

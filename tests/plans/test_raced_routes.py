@@ -6,10 +6,10 @@ import pytest
 
 from plantune.base.canonical import Attrs
 from plantune.measure.racing.race import Race
-from plantune.measure.racing.ways import baselines_for
+from plantune.measure.racing.routes import framework_routes
 from plantune.measure.timing import Timing
 from plantune.plans.database.validation import TEXT_LENGTH
-from plantune.plans.rivals import Rivals
+from plantune.plans.raced_routes import RacedRoutes
 from plantune.plans.verdict import Interval
 from plantune.report.bench_text import details
 from plantune.search.judgement import evidence_of
@@ -29,7 +29,7 @@ COMPILED = "compile-default"
     ],
 )
 def test_who_was_met_is_read_off_the_evidence(evidence, compiled, names):
-    assert Rivals.of(evidence).to_json() == {"rivals": names, "met_compiled": compiled}
+    assert RacedRoutes.of(evidence).to_json() == {"rivals": names, "met_compiled": compiled}
 
 
 def race(*names: str) -> Race:
@@ -37,7 +37,7 @@ def race(*names: str) -> Race:
     return Race(timings, {}, names[0], Interval(1.0, 1.0, 1.0))
 
 
-def test_evidence_keeps_all_rivals_of_a_race():
+def test_evidence_keeps_all_routes_of_a_race():
     assert evidence_of(race("eager", COMPILED))["rivals"] == f"eager,{COMPILED}"
 
 
@@ -48,8 +48,8 @@ def test_a_bench_says_when_no_compiler_raced():
 
 
 def test_an_earlier_plan_and_its_evidence_stay_readable():
-    assert Rivals.of(Attrs(median_ms=2.0, baseline="eager", ratio=0.5)).compiled is None
+    assert RacedRoutes.of(Attrs(median_ms=2.0, baseline="eager", ratio=0.5)).compiled is None
 
 
 def test_all_names_together_are_a_value_that_an_import_takes():
-    assert len(",".join(baselines_for("sm90"))) < TEXT_LENGTH
+    assert len(",".join(framework_routes("sm90"))) < TEXT_LENGTH

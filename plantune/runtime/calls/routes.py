@@ -1,4 +1,4 @@
-"""The framework's own ways to run a network: they take the place of a plan that lost to them."""
+"""The framework's own routes to run a network: they take the place of a plan that lost to them."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ StridesOf = Callable[[tuple[Any, ...], Mapping[str, Any]], Sequence[Strides] | N
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What is made of the module to run it in one of the framework's ways."""
+class RouteFeatures:
+    """What is made of the module to run it by one of the framework's routes."""
 
     channels_last: bool = False
     traced: bool = False
     frozen: bool = False
 
 
-RECIPES: Mapping[str, Recipe] = {
-    EAGER: Recipe(),
-    "eager-channels-last": Recipe(channels_last=True),
-    "torchscript-traced": Recipe(traced=True),
-    "torchscript-traced-channels-last": Recipe(channels_last=True, traced=True),
-    "torchscript": Recipe(traced=True, frozen=True),
-    "torchscript-channels-last": Recipe(channels_last=True, traced=True, frozen=True),
+ROUTE_FEATURES: Mapping[str, RouteFeatures] = {
+    EAGER: RouteFeatures(),
+    "eager-channels-last": RouteFeatures(channels_last=True),
+    "torchscript-traced": RouteFeatures(traced=True),
+    "torchscript-traced-channels-last": RouteFeatures(channels_last=True, traced=True),
+    "torchscript": RouteFeatures(traced=True, frozen=True),
+    "torchscript-channels-last": RouteFeatures(channels_last=True, traced=True, frozen=True),
 }
 
 
-class Runner:
-    """Runs a module in one of the framework's ways, with the weights that it has now.
+class FrameworkRoute:
+    """Runs a module by one of the framework's routes, with the weights that it has now.
 
     What is traced reads the parameters where they are, and is traced again after one was replaced.
-    Filters keep the caller's strides: on a CPU channels_last ways compute with copies of them,
+    Filters keep the caller's strides: on a CPU channels_last routes compute with copies of them,
     which are written again after a weight changed, as plans do; on a GPU, where the host
-    cannot know of changes, with the filters as they are. Where a way cannot run, eager does.
+    cannot know of changes, with the filters as they are. Where a route cannot run, eager does.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Runner:
         self.name = name
         self._strides_of = strides
         self.why_not: str | None = None
-        self._recipe = RECIPES[name]
+        self._features = ROUTE_FEATURES[name]
         self._held = held
         self._trains = trains
         self._lock = threading.Lock()
@@ -83,7 +83,7 @@ class Runner:
     @property
     def is_eager(self) -> bool:
         """Whether it runs the module as it is."""
-        return self.why_not is not None or self._recipe == RECIPES[EAGER]
+        return self.why_not is not None or self._features == ROUTE_FEATURES[EAGER]
 
     @property
     def is_made(self) -> bool:
@@ -91,12 +91,12 @@ class Runner:
         return self.is_eager or self._now() == self._made
 
     @property
-    def winner(self) -> Runner:
-        """As a contest's, of which this one has won."""
+    def winner(self) -> FrameworkRoute:
+        """As a race's, of which this one has won."""
         return self
 
     def run(self, began_s: float, *args: Any, **kwargs: Any) -> Any:
-        """As a contest's, of which this one has won."""
+        """As a race's, of which this one has won."""
         return self(*args, **kwargs)
 
     def made(self) -> Callable[..., Any]:
@@ -104,9 +104,9 @@ class Runner:
         was made of them, without the shell of a module around it (3 us of a trace's 15 for three
         layers), unless copies must be looked after.
         """
-        recipe = self._recipe
+        features = self._features
         with self._lock:
-            is_bare = recipe.traced and not recipe.channels_last and self.why_not is None
+            is_bare = features.traced and not features.channels_last and self.why_not is None
             bare = self._call.forward if is_bare and self._now() == self._made else self
         return bare
 
@@ -119,7 +119,7 @@ class Runner:
                 # What is kept must serve inside and outside of inference mode.
                 with torch.inference_mode(False), torch.set_grad_enabled(self._trains):
                     self._renew(args, kwargs)
-        if not self._recipe.channels_last:
+        if not self._features.channels_last:
             return self._call(*args, **kwargs)
         given = mapped(_channels_last, (args, kwargs))
         result = self._call(*given[0], **given[1])
@@ -133,14 +133,14 @@ class Runner:
         )
 
     def _now(self) -> tuple[int, int]:
-        return self._held.moves, self._held.writes if self._recipe.frozen else 0
+        return self._held.moves, self._held.writes if self._features.frozen else 0
 
     def _is_due(self) -> bool:
         return self._now() != self._made or (self._state is not None and self._state.changed())
 
     def _renew(self, args: Any, kwargs: Any) -> None:
         now = self._now()
-        if self._recipe.frozen or not self._holds_them():
+        if self._features.frozen or not self._holds_them():
             self._make(args, kwargs)
         self._copy()
         self._made = now
@@ -158,14 +158,14 @@ class Runner:
         module = self._module()
         self._tensors = [*self._held.present]
         self._call = module
-        if not self._recipe.traced:
+        if not self._features.traced:
             return
         try:
             if kwargs or not all(isinstance(arg, Tensor) for arg in args):
                 raise ValueError("it is called with other arguments than positional tensors")
             if self._trains:
                 _require_gradients_everywhere(module, args)
-            args = [*map(_channels_last, args)] if self._recipe.channels_last else args
+            args = [*map(_channels_last, args)] if self._features.channels_last else args
             self._call = self._traced(module, [x.detach() for x in args])
         except Exception as error:  # It may fail in any way that torch knows.
             self.why_not = f"it cannot be traced: {type(error).__name__}: {first_line(error)}"
@@ -174,15 +174,15 @@ class Runner:
     def _module(self) -> nn.Module:
         """The module itself, or one with its tensors, but for filters in channels_last."""
         module = self._held.module
-        filters = self._filters() if self._recipe.channels_last else {}
+        filters = self._filters() if self._features.channels_last else {}
         self._copies, self._state = {}, None
         if not filters:
-            return copied(module) if self._recipe.frozen else module
+            return copied(module) if self._features.frozen else module
         memo: dict[int, Any] = {id(tensor): tensor for tensor in self._held.present}
         for name, tensor in filters.items():
             own = nn.Parameter(tensor.detach().clone(memory_format=NHWC), requires_grad=False)
             self._copies[name] = memo[id(tensor)] = own
-        if not self._recipe.frozen:  # there weights stay, also in memory that others may write to
+        if not self._features.frozen:  # there weights stay, also in memory that others may write to
             self._state = LiveState(self._held, filters)
             self._state.changed()
         return copied(module, memo)
@@ -214,7 +214,7 @@ class Runner:
                 warnings.simplefilter("ignore")  # torch.jit says that it is deprecated
                 traced = torch.jit.trace(module, tuple(inputs), check_trace=False)
                 _require_no_weight_inside(traced)
-                if self._recipe.frozen:
+                if self._features.frozen:
                     traced = torch.jit.freeze(traced)
                 _require_same_structure(module(*inputs), traced(*inputs))
         finally:

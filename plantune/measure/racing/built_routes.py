@@ -1,4 +1,4 @@
-"""Who races: a plan and the framework's ways, on the same weights and images, each proved first."""
+"""Routes made ready for a race: on the same weights and images, each proved first."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from plantune.devices.device import Call, framework_alone
 from plantune.devices.gpus import device_for
 from plantune.devices.host import NO_COMPILER, cxx_compiler
 from plantune.errors import BuildError, WrongResult
+from plantune.measure.racing.routes import FROZEN, LIVE, ROUTES, Run
 from plantune.measure.racing.training_calls import (
     CallOf,
     Marked,
@@ -30,7 +31,6 @@ from plantune.measure.racing.training_calls import (
     steps_of,
     steps_of_plan,
 )
-from plantune.measure.racing.ways import FROZEN, LIVE, WAYS, Run
 from plantune.measure.subject import Inputs, Raced, Subject
 from plantune.plans.plan import PROGRAM, Plan
 from plantune.plans.written_words import MEASURED
@@ -48,8 +48,8 @@ IMAGES_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Entrant:
-    """A way made ready to be timed: on the same images each time, and on others in each call.
+class BuiltRoute:
+    """A route made ready to be timed: on the same images each time, and on others in each call.
 
     `build_s` is the time until its first calls were done; `cached` says that torch found something
     of it compiled. `static` says that `same` relies on images that stay where they are. `marked`
@@ -65,10 +65,10 @@ class Entrant:
     marked: Marked | None = None
 
 
-class Entrants:
-    """Makes the entrants of one race. At most so many inputs take turns, two at least.
+class RouteBuilder:
+    """Makes the routes of one race. At most so many inputs take turns, two at least.
 
-    Ways that stand in for the plan `deployed` race as the users of its tuned module would call
+    Routes that stand in for the plan `deployed` race as the users of its tuned module would call
     them, with all that is checked before. Beside a policy of 24 us that is seen.
     """
 
@@ -87,7 +87,7 @@ class Entrants:
         self._deployed = None if problem.mode == "train" else deployed
         self._train, self._steps = problem.mode == "train", raced.steps
         arch = load_arch(problem.arch)
-        self._ways, self.device = WAYS[arch.kind], device_for(arch)
+        self._routes, self.device = ROUTES[arch.kind], device_for(arch)
         self._subject = Subject(raced, self.device.place)
         self._module = self._subject.module
         count = images_that_fit(sum(t.size_bytes for t in self._subject.types), most_images)
@@ -111,7 +111,7 @@ class Entrants:
         """How many images or batches of them take turns."""
         return len(self._images)
 
-    def plan(self, plan: Plan, *, frozen: bool = False) -> Entrant:
+    def plan(self, plan: Plan, *, frozen: bool = False) -> BuiltRoute:
         """The plan as a user runs it; raises WrongResult if its output is not the network's."""
         start = time.perf_counter()
         module, tuned = self._tuned_by(plan, frozen=frozen)
@@ -155,35 +155,35 @@ class Entrants:
         )
 
     def is_captured(self, name: str) -> bool:
-        """Such ways are made last: while torch.compile records its own graphs it gives back the
+        """Such routes are made last: while torch.compile records its own graphs it gives back the
         workspaces of cuBLAS, and theirs would be among them.
         """
-        return self._ways[name].captured
+        return self._routes[name].captured
 
-    def baseline(self, name: str) -> Entrant:
-        """One of the framework's ways; raises whatever the framework raises."""
-        way = self._ways[name]
-        if way.compiles and cxx_compiler() is None:
+    def framework_route(self, name: str) -> BuiltRoute:
+        """One of the framework's routes; raises whatever the framework raises."""
+        route = self._routes[name]
+        if route.compiles and cxx_compiler() is None:
             raise BuildError(NO_COMPILER)
         start, hits = time.perf_counter(), _cache_hits()
-        module, images = self._laid_out(way.channels_last)
+        module, images = self._laid_out(route.channels_last)
         run: Run
-        if way.stands_in and self._deployed is not None:
+        if route.stands_in and self._deployed is not None:
             run, images = self._standing_in(name, self._deployed), self._images
         else:
-            run = way.make(module, *images[0])
+            run = route.make(module, *images[0])
         call_of = self._calls_of(run, module)
-        entrant = self._ready(name, run, images, call_of, way.promise(self.problem.mode), start)
-        if way.captured:
-            entrant = self._captured(entrant, call_of, images)
-        return replace(entrant, cached=_cache_hits() > hits)
+        built = self._ready(name, run, images, call_of, route.promise(self.problem.mode), start)
+        if route.captured:
+            built = self._captured(built, call_of, images)
+        return replace(built, cached=_cache_hits() > hits)
 
     def _standing_in(self, name: str, plan: Plan) -> TunedModule:
-        """The way as it runs where it won; raises ValueError where eager would run in its place."""
-        frozen = self._ways[name].frozen
-        # Of a plan that was not measured calls would find the way themselves.
-        plan = replace(plan, origin=MEASURED, runner=PROGRAM if frozen else name)
-        plan = replace(plan, frozen_runner=name if frozen else None)
+        """The route as it runs where it won; raises ValueError if eager would run in its place."""
+        frozen = self._routes[name].frozen
+        # Of a plan that was not measured calls would find the route themselves.
+        plan = replace(plan, origin=MEASURED, route=PROGRAM if frozen else name)
+        plan = replace(plan, frozen_route=name if frozen else None)
         _, tuned = self._tuned_by(plan, frozen=frozen)
         self._outputs(tuned, self._images[0])
         why_not = tuned.why_eager()
@@ -191,40 +191,40 @@ class Entrants:
             raise ValueError(why_not)
         return tuned
 
-    def told_of_static(self, name: str, entrant: Entrant) -> Entrant:
-        """The way with a second make of it, which knows that its images stay at one address.
+    def told_of_static(self, name: str, built: BuiltRoute) -> BuiltRoute:
+        """The route with a second make of it, which knows that its images stay at one address.
 
         It counts only if what it computes is right for what is written there later.
         """
-        way = self._ways[name]
-        if self._train or not (way.static and self.device.captures):
-            return entrant
-        module, images = self._laid_out(way.channels_last)
+        route = self._routes[name]
+        if self._train or not (route.static and self.device.captures):
+            return built
+        module, images = self._laid_out(route.channels_last)
         image = _copied(images[0])
         for x in image:
             torch._dynamo.mark_static_address(x, guard=False)
-        run = way.make(module, *image)
+        run = route.make(module, *image)
         if not self._is_right(self._error(run, images, image)):
-            return entrant
+            return built
         same = _warmed_up(self._calls_of(run, module)([image]))
-        return replace(entrant, same=same, static=True)
+        return replace(built, same=same, static=True)
 
-    def weighed(self, name: str, make: Callable[[], Entrant]) -> Entrant:
-        """An entrant as it is made; notes how much memory it takes."""
+    def weighed(self, name: str, make: Callable[[], BuiltRoute]) -> BuiltRoute:
+        """A route as it is made; notes how much memory it takes."""
         held = self.device.held_bytes()
         made = make()
         peak = self.device.peak_bytes(made.same)
-        # What a way gives back of others', such as cuBLAS's workspace, may be more than it takes.
+        # What a route gives back of others', such as cuBLAS's workspace, may be more than it takes.
         if held is not None and peak is not None and peak >= held and not self._finds_a_pool(name):
             self.peaks_mib[name] = (peak - held) / 2**20
         return made
 
     def _finds_a_pool(self, name: str) -> bool:
-        """Whether memory of another way is there for it to use: torch.compile's own graphs share
+        """Whether memory of another route is there for it to use: torch.compile's own graphs share
         one pool, so that after max-autotune's 1,097 MiB reduce-overhead's took 21 (H200).
         """
-        way = self._ways.get(name)
-        if way is None or not way.pooled:
+        route = self._routes.get(name)
+        if route is None or not route.pooled:
             return False
         found, self._pool_is_there = self._pool_is_there, True
         return found
@@ -250,7 +250,7 @@ class Entrants:
         call_of: CallOf,
         promise: str,
         start: float,
-    ) -> Entrant:
+    ) -> BuiltRoute:
         """Proves the outputs first. The first calls count as building."""
         error = self._error(run, images)
         if not self._is_right(error):
@@ -260,7 +260,7 @@ class Entrants:
         _warmed_up(same)
         self.device.synchronize()
         build_s, marked = time.perf_counter() - start, same if self._train else None
-        return Entrant(same, call_of(images), promise, build_s, marked=marked)
+        return BuiltRoute(same, call_of(images), promise, build_s, marked=marked)
 
     def _is_right(self, error: float) -> bool:
         return error <= self._bound or (math.isfinite(error) and error <= self._wider_bound)
@@ -280,14 +280,14 @@ class Entrants:
 
     def _captured(
         self,
-        entrant: Entrant,
+        built: BuiltRoute,
         call_of: CallOf,
         images: Sequence[Inputs],
-    ) -> Entrant:
+    ) -> BuiltRoute:
         image = _copied(images[0])
         call, others = call_of([image]), cycle(images)
         with self.device.own_stream():
-            with KeptProducts():  # other ways give cuBLAS's workspaces back
+            with KeptProducts():  # other routes give cuBLAS's workspaces back
                 call()
             replay = self.device.captured(call)
 
@@ -295,7 +295,7 @@ class Entrants:
             _copy_into(image, next(others))
             replay()
 
-        return replace(entrant, same=replay, fresh=fresh, marked=None)
+        return replace(built, same=replay, fresh=fresh, marked=None)
 
     def _calls_of(self, run: Run, module: nn.Module, renew: Callable[[], object] = list) -> CallOf:
         """Makes a call whose images take turns. It needs gradients on in training, else off."""
@@ -333,7 +333,7 @@ def _warmed_up(call: Call) -> Call:
 
 
 def images_that_fit(image_bytes: int, most: int) -> int:
-    """How many inputs, in two layouts each; two at least, with which ways are proved."""
+    """How many inputs, in two layouts each; two at least, with which routes are proved."""
     return max(2, min(most, IMAGES_BYTES // (2 * image_bytes)))
 
 

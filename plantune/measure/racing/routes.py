@@ -1,4 +1,4 @@
-"""The framework's ways to run a network: each at its best, and what it promises of weights."""
+"""The framework's routes to run a network: each at its best, and what it promises of weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from plantune.measure.racing.inductor import prepare_workers
 from plantune.plans.plan import EAGER
-from plantune.runtime.calls.runners import RECIPES
+from plantune.runtime.calls.routes import ROUTE_FEATURES
 from plantune.space.arch import load_arch
 
 LIVE, FROZEN = "live", "frozen"
@@ -30,10 +30,10 @@ Make = Callable[..., Run]
 
 
 @dataclass(frozen=True)
-class Way:
-    """One of the framework's ways: what it makes of a module, and in which layout of images.
+class RouteSpec:
+    """One of the framework's routes: what it makes of a module, and in which layout of images.
 
-    A `frozen` way need not notice that weights change after it was made; none is so in training.
+    A `frozen` route need not notice that weights change after it was made; none is so in training.
     With `captured` whole calls are replayed from a graph, into whose memory images are copied. What
     is `static` leaves out a copy of its own if it is told that an image stays at one address. What
     `compiles` C++ or Triton is not tried without a compiler. With `pooled` torch.compile records
@@ -104,7 +104,7 @@ def _frozen(module: nn.Module, *inputs: Tensor, options: dict[str, Any] | None =
 
 
 def _own_code(module: nn.Module) -> Run:
-    """Calls the module from code of its own: what was compiled for one way is found by the code
+    """Calls the module from code of its own: what was compiled for one route is found by the code
     object and would serve the others too, frozen or not.
     """
 
@@ -115,32 +115,32 @@ def _own_code(module: nn.Module) -> Run:
     return FunctionType(code, call.__globals__, call.__name__, None, call.__closure__)
 
 
-def _inductor(make: Make, **features: bool) -> Way:
-    return Way(make, channels_last=True, compiles=True, **features)
+def _inductor(make: Make, **features: bool) -> RouteSpec:
+    return RouteSpec(make, channels_last=True, compiles=True, **features)
 
 
 # Those that can stand in for a plan. A trace for training is not frozen, so one of them is enough.
 _ANYWHERE = {
-    name: Way(
-        _torchscript if recipe.frozen else _traced if recipe.traced else _as_it_is,
-        channels_last=recipe.channels_last,
-        frozen=recipe.frozen,
+    name: RouteSpec(
+        _torchscript if features.frozen else _traced if features.traced else _as_it_is,
+        channels_last=features.channels_last,
+        frozen=features.frozen,
         stands_in=name != EAGER,  # which runs without plantune, too
-        trains=recipe.frozen or not recipe.traced,
+        trains=features.frozen or not features.traced,
     )
-    for name, recipe in RECIPES.items()
+    for name, features in ROUTE_FEATURES.items()
 }
 _OWN_GRAPHS = {"static": True, "pooled": True}
-# The strongest way of each kind that is known, by the kind of arch.
-WAYS: Mapping[str, Mapping[str, Way]] = {
+# The strongest route of each kind that is known, by the kind of arch.
+ROUTES: Mapping[str, Mapping[str, RouteSpec]] = {
     "cpu": {
         **_ANYWHERE,
-        "compile-default": Way(_compiled("default"), compiles=True),
-        "compile-frozen": Way(_frozen, frozen=True, compiles=True, trains=False),
+        "compile-default": RouteSpec(_compiled("default"), compiles=True),
+        "compile-frozen": RouteSpec(_frozen, frozen=True, compiles=True, trains=False),
     },
     "cuda": {
         **_ANYWHERE,
-        "cuda-graph": Way(_as_it_is, channels_last=True, captured=True),
+        "cuda-graph": RouteSpec(_as_it_is, channels_last=True, captured=True),
         "compile-default": _inductor(_compiled("default")),
         "compile-reduce-overhead": _inductor(
             _compiled("reduce-overhead"), static=True, pooled=True
@@ -152,7 +152,7 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
 }
 
 
-def baselines_for(arch: str, mode: str = "infer") -> tuple[str, ...]:
-    """The names of the framework's ways on an arch."""
-    ways = WAYS[load_arch(arch).kind]
-    return tuple(name for name, way in ways.items() if way.trains or mode == "infer")
+def framework_routes(arch: str, mode: str = "infer") -> tuple[str, ...]:
+    """The names of the framework's routes on an arch."""
+    routes = ROUTES[load_arch(arch).kind]
+    return tuple(name for name, route in routes.items() if route.trains or mode == "infer")

@@ -1,4 +1,4 @@
-"""Which of the framework's ways a plan was raced against, as its evidence says it."""
+"""Which of the framework's routes a plan was raced against, as its evidence says it."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-KEY = "rivals"
-# The way of torch.compile that was clearly faster, and by how much.
+from plantune.plans.written_words import BEST_ROUTE, RACED_ROUTES
+
+# The route of torch.compile that was clearly faster, and by how much.
 LOST_TO, LOSS = "lost_to", "loss"
 COMPILED = "compile-"
 NO_COMPILED = "never raced against torch.compile"
-UNKNOWN = "its rivals are not known, but for the one named"
+UNKNOWN = "which other routes it was raced against is not known"
 
 
 @dataclass(frozen=True)
-class Rivals:
-    """`complete` is false of plans from before rivals were kept: only the best one is known."""
+class RacedRoutes:
+    """`complete` is false of plans from before these were kept: only the best one is known."""
 
     names: tuple[str, ...]
     complete: bool
 
     @staticmethod
-    def of(evidence: Mapping[str, Any]) -> Rivals:
-        """Against which ways the plan with this evidence was raced."""
-        kept, baseline = evidence.get(KEY), evidence.get("baseline")
+    def of(evidence: Mapping[str, Any]) -> RacedRoutes:
+        """Against which routes the plan with this evidence was raced."""
+        kept, best = evidence.get(RACED_ROUTES), evidence.get(BEST_ROUTE)
         if isinstance(kept, str):
-            return Rivals(tuple(filter(None, kept.split(","))), complete=True)
-        return Rivals((baseline,) if isinstance(baseline, str) else (), complete=False)
+            return RacedRoutes(tuple(filter(None, kept.split(","))), complete=True)
+        return RacedRoutes((best,) if isinstance(best, str) else (), complete=False)
 
     @property
     def compiled(self) -> bool | None:
@@ -44,9 +45,9 @@ class Rivals:
         return UNKNOWN if self.compiled is None else NO_COMPILED
 
     def to_json(self) -> dict[str, Any]:
-        """`rivals` is null if only the best one is known."""
+        """The names are null if only the best one is known."""
         names = list(self.names) if self.complete else None
-        return {"rivals": names, "met_compiled": self.compiled}
+        return {RACED_ROUTES: names, "met_compiled": self.compiled}
 
 
 def has_compiled(names: Iterable[str]) -> bool:

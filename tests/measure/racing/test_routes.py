@@ -1,4 +1,4 @@
-"""The framework's ways keep what they promise, also when they are made beside each other."""
+"""The framework's routes keep what they promise, also when they are made beside each other."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.runtime import compile_tasks
 
 from plantune.devices.host import cxx_compiler
-from plantune.measure.racing import ways
-from plantune.measure.racing.ways import WAYS, baselines_for
+from plantune.measure.racing import routes
+from plantune.measure.racing.routes import ROUTES, framework_routes
 
 # What torch itself warns of when inductor is imported.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -35,10 +35,10 @@ def x():
 
 
 def follows(name, arch, module, x):
-    """Whether a way's output is the module's again after its weights have changed."""
+    """Whether a route's output is the module's again after its weights have changed."""
     near = {"rtol": 1e-2, "atol": 1e-2} if x.is_cuda else {"rtol": 1e-4, "atol": 1e-5}  # tf32
     with torch.no_grad():
-        run = WAYS[arch][name].make(module, x)
+        run = ROUTES[arch][name].make(module, x)
         torch.testing.assert_close(run(x), module(x), **near)
         torch.testing.assert_close(run(-x), module(-x), **near)
         before = run(x).clone()
@@ -51,7 +51,7 @@ def follows(name, arch, module, x):
 
 
 @COMPILER
-def test_a_frozen_compiled_way_is_frozen_and_a_live_one_beside_it_is_not(x):
+def test_a_frozen_compiled_route_is_frozen_and_a_live_one_beside_it_is_not(x):
     """In either order: what Dynamo compiled for one must not serve the other."""
     module = Net().eval()
     found = [
@@ -66,41 +66,41 @@ def test_what_tries_many_kernels_uses_its_workers_assembler_and_waits_for_them(x
     done = []
     monkeypatch.setattr(AsyncCompile, "wait_pool_ready", lambda: done.append("ready"))
     monkeypatch.setattr(compile_tasks, "_set_triton_ptxas_path", lambda: done.append("ptxas"))
-    WAYS["cuda"]["compile-reduce-overhead"].make(Net().eval(), x)
+    ROUTES["cuda"]["compile-reduce-overhead"].make(Net().eval(), x)
     assert not done
-    WAYS["cuda"]["compile-max-autotune"].make(Net().eval(), x)
+    ROUTES["cuda"]["compile-max-autotune"].make(Net().eval(), x)
     assert done == ["ptxas", "ready"]
 
 
 @COMPILER
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["cpu", "cuda"])
-def test_every_way_keeps_its_promise(arch, x):
+def test_every_route_keeps_its_promise(arch, x):
     """Those for GPUs run on a CPU here, without graphs."""
-    for name, way in WAYS[arch].items():
+    for name, route in ROUTES[arch].items():
         # What torch.jit froze keeps reading some of the parameters' own memory.
-        if not name.startswith("torchscript") or not way.frozen:
-            assert follows(name, arch, Net().eval(), x) == (way.promise("infer") == "live"), name
+        if not name.startswith("torchscript") or not route.frozen:
+            assert follows(name, arch, Net().eval(), x) == (route.promise("infer") == "live"), name
 
 
 @COMPILER
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_every_way_keeps_its_promise_on_a_gpu(x):
-    for name, way in WAYS["cuda"].items():
-        if not way.frozen or way.compiles:
+def test_every_route_keeps_its_promise_on_a_gpu(x):
+    for name, route in ROUTES["cuda"].items():
+        if not route.frozen or route.compiles:
             module = Net().eval().cuda()
             found = follows(name, "cuda", module, x.cuda())
-            assert found == (way.promise("infer") == "live"), name
+            assert found == (route.promise("infer") == "live"), name
 
 
 @COMPILER
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["cpu", "cuda"])
-def test_every_way_trains(arch, x):
-    for name in baselines_for("cpu" if arch == "cpu" else "sm90", "train"):
+def test_every_route_trains(arch, x):
+    for name in framework_routes("cpu" if arch == "cpu" else "sm90", "train"):
         module = Net().train()
-        run = WAYS[arch][name].make(module, x)
+        run = ROUTES[arch][name].make(module, x)
         run(x).sum().backward()
         gradient = module.conv.weight.grad.clone()
         module.zero_grad()
@@ -108,12 +108,14 @@ def test_every_way_trains(arch, x):
         torch.testing.assert_close(gradient, module.conv.weight.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_no_frozen_way_is_told_that_images_stay_at_one_address():
+def test_no_frozen_route_is_told_that_images_stay_at_one_address():
     """Inductor folds such images into constants when it freezes."""
-    assert not any(way.static and way.frozen for kind in WAYS.values() for way in kind.values())
+    assert not any(
+        route.static and route.frozen for kind in ROUTES.values() for route in kind.values()
+    )
 
 
-def test_the_best_way_asks_for_what_this_torch_has_alone(monkeypatch, x):
+def test_the_best_route_asks_for_what_this_torch_has_alone(monkeypatch, x):
     asked = {}
 
     def compiled(function, options, dynamic):
@@ -122,14 +124,16 @@ def test_the_best_way_asks_for_what_this_torch_has_alone(monkeypatch, x):
 
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.setattr(torch._inductor, "list_options", lambda: ["max_autotune"])
-    ways._best(Net().eval(), x)
+    routes._best(Net().eval(), x)
     assert asked == {"max_autotune": True}
 
 
-def test_ways_and_promises_of_an_arch():
-    assert set(baselines_for("sm80")) == set(baselines_for("sm90")) == set(WAYS["cuda"])
-    assert "compile-frozen" not in baselines_for("cpu", "train")
-    torchscript = WAYS["cpu"]["torchscript"]
-    assert torchscript.promise("infer") == WAYS["cuda"]["compile-best"].promise("infer") == "frozen"
+def test_routes_and_promises_of_an_arch():
+    assert set(framework_routes("sm80")) == set(framework_routes("sm90")) == set(ROUTES["cuda"])
+    assert "compile-frozen" not in framework_routes("cpu", "train")
+    torchscript = ROUTES["cpu"]["torchscript"]
+    assert (
+        torchscript.promise("infer") == ROUTES["cuda"]["compile-best"].promise("infer") == "frozen"
+    )
     assert torchscript.promise("train") == "live"
-    assert WAYS["cuda"]["cuda-graph"].promise("infer") == "live"
+    assert ROUTES["cuda"]["cuda-graph"].promise("infer") == "live"

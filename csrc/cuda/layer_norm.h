@@ -10,24 +10,21 @@
 #pragma once
 
 #include "cuda/launch.h"
+#include "cuda/row_lanes.h"
 #include "cuda/sample_norm.h"
 
 namespace plantune {
 
 /// Norm says the sizes: rows of kSize elements, kVector of them at once.
 template <typename Norm>
-struct LayerNorm {
+struct LayerNorm : RowLanes<Norm::kSize, Norm::kVector, Norm::kLanes, Norm::kThreads> {
+  using Rows = RowLanes<Norm::kSize, Norm::kVector, Norm::kLanes, Norm::kThreads>;
+  using Rows::has, Rows::kHeld, Rows::kRows, Rows::place;
   using T = typename Norm::T;
   using Expression = typename Norm::Expression;
   static constexpr int kVector = Norm::kVector, kLanes = Norm::kLanes, kThreads = Norm::kThreads;
-  static constexpr int kRows = kThreads / kLanes, kWarps = kThreads / 32;
-  static constexpr int kVectors = Norm::kSize / kVector;
-  static constexpr int kHeld = ceil_div(kVectors, kLanes);  // vectors of a thread
+  static constexpr int kWarps = kThreads / 32;
   using Word = Vector<T, kVector>;
-
-  static_assert(kThreads % kLanes == 0 && kThreads % 32 == 0, "rows have whole blocks or warps");
-  static_assert((kLanes & (kLanes - 1)) == 0, "sums are added in pairs of lanes");
-  static_assert(Norm::kSize % kVector == 0, "a row is read in whole vectors");
 
   struct Arguments : NormArguments<T, float> {
     long long rows;
@@ -81,15 +78,6 @@ struct LayerNorm {
   }
 
  private:
-  static __device__ __forceinline__ int place(int i, int lane) {
-    return (i * kLanes + lane) * kVector;
-  }
-
-  /// Whether the lane's vector number `i` is of the row.
-  static __device__ __forceinline__ bool has(int i, int lane) {
-    return (i + 1) * kLanes <= kVectors || i * kLanes + lane < kVectors;
-  }
-
   template <bool kAligned>
   static __device__ __forceinline__ void leave(const Arguments& a, long long first, int place,
                                                const Word& x, const Word& residual,

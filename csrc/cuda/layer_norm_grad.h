@@ -13,6 +13,7 @@
 
 #include "cuda/collect.h"
 #include "cuda/launch.h"
+#include "cuda/row_lanes.h"
 #include "cuda/sample_norm.h"
 
 namespace plantune {
@@ -20,18 +21,14 @@ namespace plantune {
 /// Norm says the sizes: rows of kSize elements, kVector of them at once; kSums of weight and bias
 /// have a gradient.
 template <typename Norm>
-struct LayerNormGrad {
+struct LayerNormGrad : RowLanes<Norm::kSize, Norm::kVector, Norm::kLanes, Norm::kThreads> {
+  using Rows = RowLanes<Norm::kSize, Norm::kVector, Norm::kLanes, Norm::kThreads>;
+  using Rows::has, Rows::kHeld, Rows::kRows, Rows::place;
   using T = typename Norm::T;
   static constexpr int kVector = Norm::kVector, kLanes = Norm::kLanes, kThreads = Norm::kThreads;
   static constexpr int kSize = Norm::kSize, kSums = Norm::kSums;
-  static constexpr int kRows = kThreads / kLanes, kWarps = kThreads / 32;
-  static constexpr int kVectors = kSize / kVector;
-  static constexpr int kHeld = ceil_div(kVectors, kLanes);  // vectors of a thread
+  static constexpr int kWarps = kThreads / 32;
   using Word = Vector<T, kVector>;
-
-  static_assert(kThreads % kLanes == 0 && kThreads % 32 == 0, "rows have whole blocks or warps");
-  static_assert((kLanes & (kLanes - 1)) == 0, "sums are added in pairs of lanes");
-  static_assert(kSize % kVector == 0, "a row is read in whole vectors");
 
   struct Arguments {
     const T *dy, *x;
@@ -75,15 +72,6 @@ struct LayerNormGrad {
   }
 
  private:
-  static __device__ __forceinline__ int place(int i, int lane) {
-    return (i * kLanes + lane) * kVector;
-  }
-
-  /// Whether the lane's vector number `i` is of the row.
-  static __device__ __forceinline__ bool has(int i, int lane) {
-    return (i + 1) * kLanes <= kVectors || i * kLanes + lane < kVectors;
-  }
-
   template <bool kAligned>
   static __device__ __forceinline__ void row(const Arguments& a, long long row, int lane,
                                              float (&lanes)[2][kWarps],

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cuda/arithmetic.h"
+#include "cuda/broadcast.h"
 #include "cuda/launch.h"
 #include "cuda/vector.h"
 
@@ -36,17 +37,6 @@ struct Pointwise {
     long long pitch[kInputs];  // between pixels of an input that is a slice of channels; else 0
   };
 
-  /// Where the input has the element that belongs to element `i` of the outputs.
-  static __device__ __forceinline__ Index place_of(int input, Index i) {
-    Index place = 0;
-#pragma unroll
-    for (int axis = kAxes - 1; axis > 0; --axis) {
-      place += i % Chain::kSizes[axis] * Chain::kStrides[input][axis];
-      i /= Chain::kSizes[axis];
-    }
-    return place + i * Chain::kStrides[input][0];
-  }
-
   /// Neighbours of a slice of channels: pixels are further apart than it is wide.
   template <bool kAligned>
   static __device__ __forceinline__ void load_cut(const From* from, Index pitch, Index i, int there,
@@ -68,7 +58,7 @@ struct Pointwise {
   static __device__ __forceinline__ void load(const From* from, int input, Index i, int there,
                                               Read& to) {
     const int stride = Chain::kStrides[input][kAxes - 1];
-    from += place_of(input, i);
+    from += place_in<Chain>(input, i);
     if (stride == 0) {
       to.values[0] = *from;
     } else if (stride == 1 && there == kWidth) {

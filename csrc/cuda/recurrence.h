@@ -11,6 +11,7 @@
 
 #pragma once
 
+#include "cuda/mma.h"
 #include "cuda/vector.h"
 
 namespace plantune {
@@ -84,27 +85,16 @@ struct PairMma {
     const float other = __shfl_down_sync(~0u, value, 1);
     return pack(from_float<T>(value), from_float<T>(other));
   }
-};
 
-template <>
-struct RecurrentMma<__half> : PairMma<__half> {
   __device__ __forceinline__ static void multiply(float (&c)[4], const A& a, uint2 b) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
+    mma_16x8x16(c, a, b.x, b.y, T());
   }
 };
 
 template <>
-struct RecurrentMma<__nv_bfloat16> : PairMma<__nv_bfloat16> {
-  __device__ __forceinline__ static void multiply(float (&c)[4], const A& a, uint2 b) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
-  }
-};
+struct RecurrentMma<__half> : PairMma<__half> {};
+template <>
+struct RecurrentMma<__nv_bfloat16> : PairMma<__nv_bfloat16> {};
 
 /// Three products of tf32 make one of float32, but for the last two bits: each factor is a sum of
 /// two numbers of 11 bits, and the product of both small ones is left out.

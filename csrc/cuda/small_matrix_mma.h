@@ -10,30 +10,10 @@
 
 #pragma once
 
+#include "cuda/mma.h"
 #include "cuda/vector.h"
 
 namespace plantune {
-
-/// d (16, 8) += a (16, 16) * b (16, 8).
-__device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint4& a, unsigned b0, unsigned b1,
-                                            __half) {
-#if __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-#endif
-}
-
-__device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint4& a, unsigned b0, unsigned b1,
-                                            __nv_bfloat16) {
-#if __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-#endif
-}
 
 /// A finite number within the finite ones of a type.
 __device__ __forceinline__ float bounded(float value, __half) {

@@ -10,23 +10,22 @@
 #pragma once
 
 #include "cuda/arithmetic.h"
+#include "cuda/broadcast.h"
 #include "cuda/launch.h"
-#include "cuda/vector.h"
+#include "cuda/row_lanes.h"
 
 namespace plantune {
 
 /// Chain says the expression and where operands are; rows have kSize elements.
 template <typename Chain>
-struct Softmax {
+struct Softmax : RowLanes<Chain::kSize, 1, Chain::kLanes, Chain::kThreads> {
+  using Rows = RowLanes<Chain::kSize, 1, Chain::kLanes, Chain::kThreads>;
+  using Rows::has, Rows::kHeld, Rows::kRows, Rows::place;
   using T = typename Chain::T;
   using Index = typename Chain::Index;
-  static constexpr int kInputs = Chain::kInputs, kAxes = Chain::kAxes, kSize = Chain::kSize;
-  static constexpr int kLanes = Chain::kLanes, kThreads = Chain::kThreads;
-  static constexpr int kRows = kThreads / kLanes;
-  static constexpr int kHeld = ceil_div(kSize, kLanes);  // elements of a thread
+  static constexpr int kInputs = Chain::kInputs, kSize = Chain::kSize, kLanes = Chain::kLanes;
 
-  static_assert(kLanes <= 32 && (kLanes & (kLanes - 1)) == 0, "lanes of a warp meet in pairs");
-  static_assert(kThreads % 32 == 0, "all lanes of a warp are there");
+  static_assert(kLanes <= 32, "lanes of a warp meet");
 
   struct Arguments {
     const T* in[kInputs];
@@ -50,7 +49,7 @@ struct Softmax {
       if (!has(i, lane)) continue;
 #pragma unroll
       for (int k = 0; k < kInputs; ++k) {
-        in[i][k] = to_float(a.in[k][place_of(k, first + i * kLanes + lane)]);
+        in[i][k] = to_float(a.in[k][place_in<Chain>(k, first + place(i, lane))]);
       }
     }
     float most = -__int_as_float(0x7f800000);
@@ -79,27 +78,11 @@ struct Softmax {
     if (!there) return;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      if (has(i, lane)) a.y[first + i * kLanes + lane] = from_float<T>(v[i] * part);
+      if (has(i, lane)) a.y[first + place(i, lane)] = from_float<T>(v[i] * part);
     }
   }
 
  private:
-  /// Whether the lane's element number `i` is of the row.
-  static __device__ __forceinline__ bool has(int i, int lane) {
-    return (i + 1) * kLanes <= kSize || i * kLanes + lane < kSize;
-  }
-
-  /// Where the input has the element that belongs to element `i` of the chain.
-  static __device__ __forceinline__ Index place_of(int input, Index i) {
-    Index place = 0;
-#pragma unroll
-    for (int axis = kAxes - 1; axis > 0; --axis) {
-      place += i % Chain::kSizes[axis] * Chain::kStrides[input][axis];
-      i /= Chain::kSizes[axis];
-    }
-    return place + i * Chain::kStrides[input][0];
-  }
-
   /// Results of 16 bits hide what the quicker one rounds off.
   static __device__ __forceinline__ float exponential(float x) {
     return sizeof(T) == 2 ? __expf(x) : expf(x);

@@ -14,6 +14,7 @@
 
 #pragma once
 
+#include "cuda/mma.h"
 #include "cuda/vector.h"
 
 namespace plantune {
@@ -92,7 +93,22 @@ struct WarpMma {
   }
 
  private:
-  __device__ __forceinline__ static void multiply_8(float* c, float* d, uint2 a, uint2 a8, uint2 b);
+  __device__ __forceinline__ static void multiply_8(float* c, float* d, uint2 a, uint2 a8, uint2 b) {
+#if __CUDA_ARCH__ >= 800
+    mma_16x8x16(c, d, {a.x, a8.x, a.y, a8.y}, b, T());
+#else
+    multiply_4(c, d, a.x, a8.x, b.x, T());
+    multiply_4(c, d, a.y, a8.y, b.y, T());
+#endif
+  }
+
+  __device__ __forceinline__ static void multiply_4(float* c, float* d, unsigned a, unsigned a8,
+                                                    unsigned b, __half) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(d[0]), "+f"(d[1])
+        : "r"(a), "r"(a8), "r"(b));
+  }
 #else
   static constexpr int kRowsOfA = 1;
   static constexpr int kRunsOfA = 4;
@@ -165,40 +181,5 @@ struct WarpMma {
   }
 #endif
 };
-
-#if __CUDA_ARCH__ >= 800
-template <>
-__device__ __forceinline__ void WarpMma<__half>::multiply_8(float* c, float* d, uint2 a, uint2 a8,
-                                                            uint2 b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(d[0]), "+f"(d[1])
-      : "r"(a.x), "r"(a8.x), "r"(a.y), "r"(a8.y), "r"(b.x), "r"(b.y));
-}
-
-template <>
-__device__ __forceinline__ void WarpMma<__nv_bfloat16>::multiply_8(float* c, float* d, uint2 a,
-                                                                   uint2 a8, uint2 b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(d[0]), "+f"(d[1])
-      : "r"(a.x), "r"(a8.x), "r"(a.y), "r"(a8.y), "r"(b.x), "r"(b.y));
-}
-#elif __CUDA_ARCH__ >= 750
-__device__ __forceinline__ void multiply_4(float* c, float* d, unsigned a, unsigned a8,
-                                           unsigned b) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(d[0]), "+f"(d[1])
-      : "r"(a), "r"(a8), "r"(b));
-}
-
-template <>
-__device__ __forceinline__ void WarpMma<__half>::multiply_8(float* c, float* d, uint2 a, uint2 a8,
-                                                            uint2 b) {
-  multiply_4(c, d, a.x, a8.x, b.x);
-  multiply_4(c, d, a.y, a8.y, b.y);
-}
-#endif
 
 }  // namespace plantune

@@ -75,14 +75,12 @@ class Attention(CudaFamily[AttentionParts]):
         return None
 
     def estimate_us(self, parts: AttentionParts, config: Attrs, arch: Arch) -> float:
-        """Like a softmax of rows, whose costs it shares, times what seven of swin_t's steps took
-        beside them: 2.1 with a bias, 2.5 with a mask too (H200, 2026-11-23).
-        """
-        cost = arch.cost("layer_norm")
+        cost = arch.cost(self.name)
         moved = parts.step.traffic_bytes / cost["bytes_per_us"]
         tiles = -(-parts.sizes[2] // ROWS)
         turns = -(-tiles // (int(config["threads"]) // 32))
-        work = moved * (1 + 0.1 * (turns - 1)) * (1.7 + 0.4 * len(parts.addends))
+        passes = cost["passes"] + cost["passes_of_addend"] * len(parts.addends)
+        work = moved * (1 + cost["turn"] * (turns - 1)) * passes
         return cost["launch_us"] + work * self.slowdown(parts, arch)
 
     def source(self, parts: AttentionParts, config: Attrs, arch: Arch) -> str:

@@ -27,8 +27,6 @@ WARPGROUPS = 3  # of a multiprocessor
 COLUMNS_MAX = 128
 # A strip may be so high whatever the image is.
 ROWS_MIN = 4
-# Columns that a multiprocessor multiplies per cycle, in units of 64 rows by 16 products.
-COLUMNS_PER_CYCLE = 2.0
 SOURCE = """using Kernel = plantune::FirstConv<Conv>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes} &&
                   Kernel::kBlocks == {blocks},
@@ -208,15 +206,16 @@ class FirstConv(WarpgroupFamily[FirstParts]):
         """Products of all warpgroups of a multiprocessor, or what is moved."""
         design = self.design(parts, config)
         rows = design.rows * (2 if design.pool else 1) + (1 if design.pool else 0)
-        products = rows * design.weight[2] * design.steps * (design.columns / COLUMNS_PER_CYCLE + 8)
         assert arch.chip is not None
         sms = arch.chip.multiprocessors
         cost, common = arch.cost(self.name), arch.cost(COSTS)
+        cycles = design.columns / cost["columns_per_cycle"] + 8
+        products = rows * design.weight[2] * design.steps * cycles
         # A few blocks more than multiprocessors, and one of these has as many as it can hold.
         resident = 1 if design.blocks <= sms else design.resident
         warpgroups = max(design.groups * resident, cost["alone"])
         waves = -(-design.blocks // (sms * resident))
-        busy = waves * (warpgroups * products / common["sm_cycles_per_us"] + 3.0)
+        busy = waves * (warpgroups * products / common["sm_cycles_per_us"] + cost["block_us"])
         return cost["launch_us"] + max(busy, parts.step.traffic_bytes / cost["bytes_per_us"])
 
 

@@ -23,7 +23,6 @@ from plantune.kernels.hopper.weight_gradient import Cut, WgradDesign, best_cut
 from plantune.kernels.legality import not_within
 
 STRIDE_MAX, KERNEL_MAX = 2, 3
-BOX_US = 0.01
 
 
 class Maps(ctypes.Structure):
@@ -164,8 +163,7 @@ def _estimate_us(design: WgradDesign, traffic_bytes: float, arch: Arch) -> float
     assert arch.chip is not None
     cost, cycles_per_us = arch.cost(HopperWgrad.name), arch.cost(COSTS)["sm_cycles_per_us"]
     cycles = design.cut.tap_pixels / 16 * design.tile_m / CHUNK * design.tile_n / 2
-    # A warpgroup alone waits for each of its products.
-    slower = cost["alone"] if design.groups == 1 else 1.05
+    slower = cost["alone"] if design.groups == 1 else cost["together"]
     products = cycles * slower / cycles_per_us + cost["box_us"]
     copies = (cost["copy_us"] + products) / design.stages
     box_us = max(products, copies, design.stage_bytes / cost["sm_bytes_per_us"])
@@ -180,8 +178,7 @@ def _estimate_us(design: WgradDesign, traffic_bytes: float, arch: Arch) -> float
     if design.taps > 1:  # pixels at the edge of a box are read by its neighbours, too
         slow = max(slow, 1 / cost["bytes_per_us"])
     moving_us = max(traffic_bytes - cost["cached_bytes"], 0) * slow
-    # Of two that move as much in the same time, that of the larger boxes was quicker.
-    return max(busy_us, moving_us) + BOX_US * design.boxes_of_block + adds_us
+    return max(busy_us, moving_us) + cost["each_box_us"] * design.boxes_of_block + adds_us
 
 
 def _result_map(dy: Tensor, cut: Cut) -> TensorMap:

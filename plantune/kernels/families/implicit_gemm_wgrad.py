@@ -19,8 +19,6 @@ from plantune.kernels.cutlass.launch import ConvOperands
 from plantune.kernels.hopper.launch import beyond_copies, placing_images, room_for
 from plantune.kernels.legality import not_within
 
-# What a pixel's place and its taps cost beside a convolution of as many products.
-FINDING = 1.5
 # With 128, main loops of sm70, sm86 and sm120 spilled: what finds pixels and taps takes the rest.
 SUMS_MAX = 64
 
@@ -111,10 +109,8 @@ class ImplicitGemmWgrad(cutlass.ProductFamily[WeightParts]):
         return Binding(launch)
 
     def estimate_us(self, parts: WeightParts, config: Attrs, arch: Arch) -> float:
-        """Both operands are found pixel by pixel: of ResNet-50 at 32x32, 128 images in float16,
-        eleven took 1.2 to 2 times what a convolution would (H200, 2026-11-23).
-        """
-        return FINDING * super().estimate_us(parts, config, arch)
+        """Both operands are found pixel by pixel."""
+        return arch.cost(self.name)["finding"] * super().estimate_us(parts, config, arch)
 
 
 FAMILY = ImplicitGemmWgrad()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from plantune.cli.console import Console
 from plantune.cli.lookup import database, environment_here
 from plantune.devices.machine import Environment
+from plantune.graph.step import Step
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.planner.candidates import step_candidates
+from plantune.plans.precisions import trial_key
 from plantune.plans.workload import Workload
 from plantune.report.tables import counted
 from plantune.space.search_space import load_search_space
@@ -22,7 +25,8 @@ def show_dry_run(console: Console, place: Path | None, workload: Workload, budge
     candidates = step_candidates(graph, load_search_space(workload.arch))
     distinct = {candidate.key: candidate for candidate in candidates}
     with database(place) as opened:
-        known = _known(opened, {key[0] for key in distinct}, environment_here(workload.arch))
+        steps = {candidate.key[0]: candidate.step for candidate in candidates}
+        known = _known(opened, steps, environment_here(workload.arch))
     families = Counter(candidate.family for _, candidate in distinct)
     data = {
         "workload": workload.to_json(),
@@ -39,9 +43,13 @@ def show_dry_run(console: Console, place: Path | None, workload: Workload, budge
     console.emit(data)
 
 
-def _known(opened: PlanDatabase, signatures: set[str], here: Environment) -> set[Any]:
-    """The candidates that an earlier search here measured or rejected."""
-    return {(each, candidate) for each in signatures for candidate in opened.trials(each, here)}
+def _known(opened: PlanDatabase, steps: Mapping[str, Step], here: Environment) -> set[Any]:
+    """The candidates that an earlier search here measured or rejected, by the steps' signatures."""
+    return {
+        (signature, candidate)
+        for signature, step in steps.items()
+        for candidate in opened.trials(trial_key(step, here.arch), here)
+    }
 
 
 def _say(console: Console, workload: Workload, data: dict[str, Any]) -> None:

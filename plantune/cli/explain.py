@@ -90,6 +90,7 @@ def _stories(place: Path | None, chosen: Chosen) -> list[StepStory]:
     from plantune.graph.fusions import all_fusions
     from plantune.graph.partition import alternatives
     from plantune.kernels.registry import estimate_us
+    from plantune.plans.precisions import trial_key
     from plantune.report.covers import other_covers
     from plantune.report.steps import StepStory, plan_steps, step_roofline_us
     from plantune.space.arch import load_arch
@@ -101,7 +102,9 @@ def _stories(place: Path | None, chosen: Chosen) -> list[StepStory]:
         others = alternatives(chosen.workload.graph, tuple(all_fusions()))
         for step in (*(step for step, _ in steps), *others):
             if step.signature not in known:
-                known[step.signature] = opened.trials(step.signature, chosen.environment)
+                known[step.signature] = opened.trials(
+                    trial_key(step, arch.name), chosen.environment
+                )
     kept = {name: choice.times for choice in plan.choices for name in choice.nodes}
 
     def story(step: Step, candidate: Candidate) -> StepStory:

@@ -21,6 +21,7 @@ from plantune.errors import UnsupportedDevice
 from plantune.graph.step import Step
 from plantune.kernels.cuda.cuda_family import why_not_portable
 from plantune.kernels.family import Candidate
+from plantune.plans.precisions import trial_key
 from plantune.plans.workload import Workload
 from plantune.report.tables import bytes_text, config_text, counted, table, us_text
 from plantune.search.keeping import KeepingDatabase
@@ -98,7 +99,7 @@ def _checking(arch: Arch) -> Iterator[tuple[Check | None, str]]:
 
 def _keep(keeping: KeepingDatabase, prediction: Prediction, environment: Environment) -> None:
     for step, candidate, rejected in prediction.rejected:
-        keeping.put_trial(step.signature, candidate, environment, rejected)
+        keeping.put_trial(trial_key(step, environment.arch), candidate, environment, rejected)
     keeping.put_plan(prediction.plan, environment)
 
 

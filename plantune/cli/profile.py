@@ -96,6 +96,7 @@ def _timed(worker: Worker, stored: PlanDatabase | None, chosen: Chosen, plan: Pl
     """Each step of a plan with its time, measured here or stored."""
     from plantune.base.outcome import Measured
     from plantune.measure.timing import Effort
+    from plantune.plans.precisions import trial_key
     from plantune.report.layers import MeasuredStep
     from plantune.report.steps import plan_steps
 
@@ -108,7 +109,8 @@ def _timed(worker: Worker, stored: PlanDatabase | None, chosen: Chosen, plan: Pl
             line.show(f"timing step {number} of {len(steps)}: {step.name}", plan.origin)
             key = step.signature, candidate
             if key not in outcomes:
-                known = stored.trials(step.signature, here) if stored is not None else {}
+                stored_as = trial_key(step, here.arch)
+                known = stored.trials(stored_as, here) if stored is not None else {}
                 outcomes[key] = known.get(candidate)
             if not isinstance(outcomes[key], Measured):
                 outcomes[key] = worker.check_and_time(step, candidate, here.arch, effort)

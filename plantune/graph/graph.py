@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -87,6 +87,17 @@ def _cast(tensors: Sequence[Tensor], floats: torch.dtype) -> list[Tensor]:
 
 
 Named = tuple[tuple[str, TensorType], ...]
+
+
+def multiply_float32(nodes: Iterable[Node], types: Mapping[str, TensorType]) -> bool:
+    """Whether any of them may sum products of float32: torch's settings decide how exactly."""
+    return any(
+        op_named(node.op).multiplies
+        and any(types[value].dtype == "float32" for value in node.inputs)
+        for node in nodes
+    )
+
+
 Pairs = tuple[tuple[str, str], ...]
 
 
@@ -253,6 +264,10 @@ class Graph:
     def draws(self) -> bool:
         """Whether random numbers take part."""
         return any(node.draws for node in self.nodes)
+
+    @cached_property
+    def multiplies_float32(self) -> bool:
+        return multiply_float32(self.nodes, self.types)
 
     @cached_property
     def structure(self) -> Structure:

@@ -14,7 +14,7 @@ from plantune.base.canonical import digest
 from plantune.base.jsonable import fields_to_json
 from plantune.errors import InvalidGraph
 from plantune.graph.free_casts import rounding_casts
-from plantune.graph.graph import Graph, Named, Node, read_exactly
+from plantune.graph.graph import Graph, Named, Node, multiply_float32, read_exactly
 from plantune.graph.ops import op_named
 from plantune.graph.types import TensorType
 
@@ -48,6 +48,10 @@ class Step:
     def draws(self) -> bool:
         """Whether random numbers take part."""
         return any(node.draws for node in self.nodes)
+
+    @cached_property
+    def multiplies_float32(self) -> bool:
+        return multiply_float32(self.nodes, self.types)
 
     @cached_property
     def types(self) -> Mapping[str, TensorType]:

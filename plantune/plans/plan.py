@@ -29,7 +29,7 @@ from plantune.space.search_space import SearchSpace
 # A plan is written in the first format that can say it: earlier releases read what they can run.
 FORMAT = 1
 # What a plan has only if it needs it, and the format that brought it.
-FORMATS = {"branches": 2, FROZEN_ROUTE: 3, "call": 4, "times": 4, "order": 5}
+FORMATS = {"branches": 2, FROZEN_ROUTE: 3, "call": 4, "times": 4, "order": 5, "precisions": 6}
 PROGRAM, EAGER = "program", "eager"
 # Who runs the network: the plan's program, or a route of the framework's that was faster as a
 # whole. All read the weights as they are now.
@@ -191,6 +191,7 @@ ADDED_FIELDS: dict[str, type] = {
     FROZEN_ROUTE: str,
     "call": list,
     "order": list,
+    "precisions": list,
 }
 KNOWN_VALUES: dict[str, tuple[str, ...]] = {
     "origin": tuple(dict.fromkeys(WRITTEN_ORIGINS.values())),

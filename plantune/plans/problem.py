@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from plantune.devices.cuda.flags import PRECISION_OF, PRECISIONS, Precisions
 from plantune.errors import InvalidGraph, InvalidPlan
 from plantune.graph.graph import Graph, Named
 from plantune.graph.types import TensorType
+from plantune.plans.precisions import precisions_of
 
 # A tensor by its type; any other argument is a plain value of Python.
 Argument = TensorType | bool | int | float | str | None
@@ -36,6 +38,9 @@ class Problem:
     `order` holds the names of the graph's nodes as its digest numbers them: by it a plan is one for
     every network of these layers, whatever its own names are. Plans from before that
     have none, and are found by `earlier`, a digest with names in it.
+
+    `precisions` are torch's settings for products of float32 on a GPU; there are none where no
+    product is of float32, and in plans from before they were kept.
     """
 
     network: str
@@ -47,6 +52,7 @@ class Problem:
     call: Call | None = None
     order: tuple[str, ...] = field(default=(), compare=False)
     earlier: str = field(default="", compare=False)
+    precisions: Precisions = ()
 
     @staticmethod
     def of(graph: Graph, arch: str, network: str) -> Problem:
@@ -63,12 +69,17 @@ class Problem:
             graph.inputs,
             graph.structure.nodes,
             graph.named_digest,
+            precisions_of(graph, arch),
         )
 
     @property
     def key(self) -> Problem:
         """Without the call, whose types are in the graph: plans from before it was kept match."""
         return replace(self, call=None, order=(), earlier="")
+
+    def suits(self, asked: Problem) -> bool:
+        """Whether its plan may run under the settings of the problem that is asked for."""
+        return not (self.precisions and asked.precisions) or self.precisions == asked.precisions
 
     @property
     def layers(self) -> list[dict[str, Any]]:
@@ -89,10 +100,11 @@ class Problem:
         return ", ".join(f"{name} {_argument_text(value)}" for name, value in self.call or ())
 
     def to_json(self) -> dict[str, Any]:
-        """`call` and `order` are left out if they were not kept."""
+        """Without what was not kept of `call`, `order` and `precisions`."""
         data = {name: getattr(self, name) for name in PROBLEM_FIELDS}
         call = {} if self.call is None else {"call": _call_to_json(self.call)}
-        return {**data, **call, **({"order": [*self.order]} if self.order else {})}
+        lists = {name: [*getattr(self, name)] for name in ("order", "precisions")}
+        return {**data, **call, **{name: kept for name, kept in lists.items() if kept}}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Problem:
@@ -100,7 +112,8 @@ class Problem:
         call = _call_from_json(data["call"]) if "call" in data else None
         order = _names(data["order"]) if "order" in data else ()
         fields = {name: data[name] for name in PROBLEM_FIELDS}
-        problem = Problem(**fields, call=call, order=order)
+        precisions = _precisions(data["precisions"]) if "precisions" in data else ()
+        problem = Problem(**fields, call=call, order=order, precisions=precisions)
         if problem.mode not in MODES:
             raise InvalidPlan(f"mode: must be one of {', '.join(MODES)}, got {problem.mode!r}")
         if problem.batch < 1:
@@ -149,6 +162,14 @@ def _call_from_json(data: Any) -> Call:
 def _names(data: Any) -> tuple[str, ...]:
     if not data or any(type(name) is not str for name in data) or len(set(data)) < len(data):
         raise InvalidPlan(f"order: must be names of nodes, each once, got {data!r:.80}")
+    return tuple(data)
+
+
+def _precisions(data: Any) -> Precisions:
+    if len(data) != len(PRECISION_OF) or any(value not in PRECISIONS for value in data):
+        raise InvalidPlan(
+            f"precisions: must be {len(PRECISION_OF)} of {', '.join(PRECISIONS)}, got {data!r:.80}"
+        )
     return tuple(data)
 
 

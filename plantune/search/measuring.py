@@ -14,6 +14,7 @@ from plantune.measure.machine_state import Machine
 from plantune.measure.timing import Effort
 from plantune.measure.worker.client import Worker
 from plantune.plans.database.plan_database import PlanDatabase
+from plantune.plans.precisions import trial_key
 from plantune.search.budget import Budget
 from plantune.search.machine_log import SlowPhases
 from plantune.space.arch import load_arch
@@ -76,7 +77,7 @@ class StoredTrials:
     def known(self, step: Step) -> dict[Candidate, Outcome]:
         if self._fresh:
             return {}
-        rows = self._database.trials(step.signature, self._environment)
+        rows = self._database.trials(self._key(step), self._environment)
         return {candidate: outcome for candidate, outcome in rows.items() if self._counts(outcome)}
 
     def _counts(self, outcome: Outcome) -> bool:
@@ -85,4 +86,7 @@ class StoredTrials:
         return not is_noisy(outcome)
 
     def keep(self, step: Step, candidate: Candidate, outcome: Outcome) -> None:
-        self._database.put_trial(step.signature, candidate, self._environment, outcome)
+        self._database.put_trial(self._key(step), candidate, self._environment, outcome)
+
+    def _key(self, step: Step) -> str:
+        return trial_key(step, self._environment.arch)

@@ -183,7 +183,9 @@ class Search:
         settings, budget = self.settings, self._budget
         scope = f"{self._environment.key} {CACHES[self.space.arch.kind]}"
         storage = settings.storage if self.board is None else None  # a board has all trials
-        studies = Studies(storage, settings.seed, scope, fresh=settings.fresh)
+        studies = Studies(
+            storage, settings.seed, scope, fresh=settings.fresh, arch=self.space.arch.name
+        )
         machine, space, seed = self._log.machine, self.space, settings.seed
         workers = (worker, *others)
         measurers = [WorkerMeasurer(each, space, seed, budget, machine) for each in workers]

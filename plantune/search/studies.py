@@ -21,6 +21,7 @@ from plantune.base.storage_urls import without_secrets
 from plantune.base.warning import warn
 from plantune.kernels.family import Candidate
 from plantune.plans.planner.candidates import Cluster, Key, StepCandidate, heaviest_node
+from plantune.plans.precisions import precisions_of
 
 Axes = dict[str, optuna.distributions.BaseDistribution]
 STORAGE_FAULTS = (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError)
@@ -50,17 +51,24 @@ class Studies:
     """One study per cluster: the configs of a family at steps that do similar work.
 
     `storage` is an Optuna URL, None keeps trials in memory. `scope` names what times depend on
-    besides: only searches of the same scope share studies. With `fresh` their trials are not read.
+    besides: only searches of the same scope and `arch` share studies. With `fresh` their trials
+    are not read.
     """
 
     def __init__(
-        self, storage: str | None, seed: int, scope: str = "", *, fresh: bool = False
+        self,
+        storage: str | None,
+        seed: int,
+        scope: str = "",
+        *,
+        arch: str = "cpu",
+        fresh: bool = False,
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._url = storage or ""
         self._storage = opened(storage)
         self._seed = seed
-        self._scope = scope
+        self._scope, self._arch = scope, arch
         self._earlier = set() if fresh else {*optuna.get_all_study_names(self._storage)}
         self._studies: dict[str, optuna.Study] = {}
         self._named: dict[Cluster, tuple[str, Axes]] = {}
@@ -139,7 +147,8 @@ class Studies:
         if candidate.cluster not in self._named:
             axes = _axes(sorted(configs, key=repr))
             values = {name: str(axis) for name, axis in axes.items()}
-            key = digest([candidate.cluster, values, self._scope])[:16]
+            rounding = precisions_of(candidate.step, self._arch)
+            key = digest([candidate.cluster, values, self._scope, *rounding])[:16]
             op = heaviest_node(candidate.step).op
             name = f"{candidate.candidate.family} {op} {key}"
             self._named[candidate.cluster] = name, axes

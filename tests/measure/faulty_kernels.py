@@ -17,6 +17,7 @@ import torch
 
 from plantune.base.build_log import build_error
 from plantune.base.canonical import Attrs
+from plantune.devices.cuda.flags import float32_precisions
 from plantune.graph.step import Step
 from plantune.kernels.family import Binding, Frame, KernelFamily, Parts
 from plantune.space.arch import Arch
@@ -94,7 +95,7 @@ TWISTS: Mapping[str, Callable[[Step, Frame], None]] = {
     "exits": _exits,
     "generator_exits": _generator_exits,
 }
-OTHERS = ("idle", "bug", "build_error", "build_endless", "build_memory")
+OTHERS = ("idle", "bug", "build_error", "build_endless", "build_memory", "settings")
 
 
 class Faulty(KernelFamily[Parts]):
@@ -112,6 +113,8 @@ class Faulty(KernelFamily[Parts]):
     def build(self, parts: Parts, config: Attrs, arch: Arch) -> Any:
         if config["fault"] == "build_error":
             raise build_error("g++ did not compile it", "kernel.cpp:1: error: expected ';'")
+        if config["fault"] == "settings":
+            raise build_error(f"float32: {' '.join(float32_precisions())}", "")
         if config["fault"] == "build_endless":
             time.sleep(3600)
         kept = []

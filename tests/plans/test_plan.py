@@ -79,6 +79,7 @@ CHANGES = {
     "mode": "train",
     "call": (("x", TensorType((2, 4, 6, 7))),),
     "order": (),
+    "precisions": ("tf32", "ieee", "tf32"),
     "choices": (),
     "origin": "measured",
     "route": "eager",
@@ -196,7 +197,7 @@ KEYS = [WRITTEN.get(name, name) for name in FIELDS]
 X = {"shape": [2, 4, 6, 6], "dtype": "float32", "layout": "nchw"}
 BROKEN = {
     **{f"no {key}": (drop(key), f"missing or unknown: {key}") for key in ("format", *KEYS)
-       if key not in ("branches", "frozen_runner", "call", "order")},
+       if key not in ("branches", "frozen_runner", "call", "order", "precisions")},
     **{f"choice without {key}": (drop("choices", 1, key), rf"choices\[1\].*unknown: {key}")
        for key in ("nodes", "family", "config")},
     "an unknown field": (put(1, "python"), "fields missing or unknown: python"),

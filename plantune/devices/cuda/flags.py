@@ -14,7 +14,11 @@ from plantune.base.scopes import with_values
 cudnn: Any = torch.backends.cudnn
 _get, _set = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
 # Of torch's settings, what is not set itself follows those before it.
-_SETTINGS = (("generic", "all"), *(("cuda", op) for op in ("all", "conv", "matmul", "rnn")))
+PRECISION_OF = ("conv", "matmul", "rnn")
+_SETTINGS = (("generic", "all"), *(("cuda", op) for op in ("all", *PRECISION_OF)))
+# What torch may round factors of float32 to. Where nothing was set it says "none": "ieee".
+UNSET = "none"
+PRECISIONS = ("ieee", "tf32", "bf16")
 Precisions = tuple[str, ...]
 
 
@@ -59,9 +63,21 @@ def precisions_of_calls() -> Precisions:
     return held or (_get("cuda", "conv"), _get("cuda", "matmul"), _get("cuda", "rnn"))
 
 
+def set_precisions(precisions: Precisions) -> None:
+    """Torch's settings become these, by its earlier switches too, so that neither contradicts."""
+    conv, matmul, rnn = precisions
+    if conv == rnn:
+        torch._C._set_cudnn_allow_tf32(conv == "tf32")
+    torch._C._set_cublas_allow_tf32(matmul == "tf32")
+    for op, precision in zip(PRECISION_OF, precisions, strict=True):
+        if _get("cuda", op) != precision:
+            _set("cuda", op, precision)
+
+
 def float32_precisions() -> Precisions:
     """Those for which this thread makes a plan, else those of calls."""
-    return _making.precisions or precisions_of_calls()
+    precisions = _making.precisions or precisions_of_calls()
+    return tuple("ieee" if precision == UNSET else precision for precision in precisions)
 
 
 def planned_for(precisions: Precisions | None) -> AbstractContextManager[None]:

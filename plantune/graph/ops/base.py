@@ -83,6 +83,8 @@ class Op(ABC):
     arity: int | None
     """None if nodes differ in it."""
     pointwise: ClassVar[bool] = False
+    # Whether it may sum products, whose factors of float32 torch may round.
+    multiplies: ClassVar[bool] = False
     # Arithmetic per element of the first input; if None, one per element of the outputs.
     flops_per_input: ClassVar[int | None] = None
 

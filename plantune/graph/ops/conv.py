@@ -18,6 +18,7 @@ class ConvOp(Op):
     """What the three share. x is (N, C, H, W), w is (O, C / groups, kh, kw), y is (N, O, P, Q)."""
 
     arity = 2
+    multiplies = True
 
     def output_type(self, x: TensorType, w: TensorType, attrs: Attrs) -> TensorType:
         self.require(len(x.shape) == len(w.shape) == 4, f"needs rank 4, got {x.shape}, {w.shape}")

@@ -14,6 +14,7 @@ class Matmul(Op):
 
     name = "matmul"
     arity = 2
+    multiplies = True
 
     def infer(self, inputs: Types, attrs: Attrs) -> Types:
         a, b = inputs

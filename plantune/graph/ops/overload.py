@@ -48,6 +48,8 @@ PLACES = ("device", "layout", "pin_memory")
 class OverloadOp(Op):
     """Runs the overload. Results that share memory with an input are copied: every value is new."""
 
+    multiplies = True  # for all that is known
+
     def __init__(self, overload: torch._ops.OpOverload) -> None:
         self.overload = overload
         self.name = str(overload)

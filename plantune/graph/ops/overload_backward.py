@@ -94,6 +94,8 @@ class OverloadBackward(Op):
     Alone, as it is measured, it finds nothing remembered, and runs the overload again.
     """
 
+    multiplies = True
+
     def __init__(self, forward: OverloadOp) -> None:
         self.forward = forward
         self.name = BACKWARD + forward.name

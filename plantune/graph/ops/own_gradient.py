@@ -42,6 +42,7 @@ class OwnGradient(Op):
 
     name = OWN_GRADIENT
     arity = None
+    multiplies = True
 
     def infer(self, inputs: Types, attrs: Attrs) -> Types:
         return tuple(inputs[: attrs["count"]])

@@ -21,6 +21,7 @@ class Scan(Op):
     """Outputs are the states (T, N, H) after each step, and of an LSTM the cells."""
 
     arity = None
+    multiplies = True
 
     def __init__(self, name: str, gates: int, states: int, run: Callable[..., object]) -> None:
         self.name, self.gates, self.states = name, gates, states
@@ -64,6 +65,7 @@ class ScanGrad(Op):
     """
 
     arity = None
+    multiplies = True
 
     def __init__(self, forward: Scan, run: Callable[..., object]) -> None:
         self.forward, self.run = forward, run

@@ -23,6 +23,7 @@ class GruTranslate(Op):
 
     name = "gru_translate"
     arity = None
+    multiplies = True
 
     def infer(self, inputs: Types, attrs: Attrs) -> Types:
         words, weights, noise = split(inputs, attrs)

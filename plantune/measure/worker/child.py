@@ -17,6 +17,7 @@ from typing import Any
 
 from plantune import errors
 from plantune.base.paths import PACKAGE_FOLDER
+from plantune.devices.cuda.flags import float32_precisions
 from plantune.devices.host import process_fields
 from plantune.errors import (
     MeasureTimeout,
@@ -112,8 +113,8 @@ class Child:
     def ask(
         self, request: Message, limits_s: Mapping[str, float], cut_at: float | None = None
     ) -> Any:
-        """The answer to one request; `limits_s` holds the time allowed for each stage, and `cut_at`
-        is when the time for all of them is over.
+        """The answer to one request, with float32 as this process has it set. `limits_s` holds the
+        time allowed for each stage, and `cut_at` is when the time for all of them is over.
 
         Raises what the worker raised, MeasureTimeout, OutOfTime, or WorkerDied. After any of them
         it must be ended: what it still does is not known.
@@ -124,7 +125,8 @@ class Child:
         stage = "start"
         deadline = min(time.monotonic() + limits_s[stage], last)
         try:
-            self._channel.send({"id": self._asked, **request}, deadline)
+            settings = {"precisions": [*float32_precisions()]}
+            self._channel.send({"id": self._asked, **settings, **request}, deadline)
             while True:
                 message = self._channel.receive(deadline)
                 if message.get("id") != self._asked:

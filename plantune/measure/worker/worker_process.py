@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from plantune.devices.cuda.flags import set_precisions
 from plantune.devices.device import first_line
 from plantune.errors import PlantuneError, ProtocolError, WorkerDied
 from plantune.measure import limits
@@ -46,6 +47,7 @@ def serve(channel: Channel) -> None:
 
 def _answer(request: Message, say: Say) -> Message:
     try:
+        set_precisions(tuple(request["precisions"]))
         with limits.memory_limit(request.get("memory_bytes")):
             return {"answer": perform(request, say)}
     except limits.GPU_FAULTS as error:  # The CUDA context is lost.

@@ -13,6 +13,12 @@ from plantune.plans.database.rows import COMPLETE, Found, Row, StoredPlan
 from plantune.plans.problem import Problem
 from plantune.plans.written_words import PREDICTED
 
+# Of a plan as it is written, the list of its precisions and a little more; empty if it has none.
+WRITTEN_PRECISIONS = (
+    """CASE instr(plan, '"precisions":') WHEN 0 THEN '' """
+    """ELSE substr(plan, instr(plan, '"precisions":'), 40) END"""
+)
+
 
 def find_plan(
     connection: sqlite3.Connection,
@@ -25,7 +31,10 @@ def find_plan(
     The name of the network does not count: its layers are all in the graph.
     """
     wanted = ({**layers, "status": status} for layers in problem.layers)
-    stored = [item for where in wanted for item in newest_plans(connection, where)]
+    heeds = bool(problem.precisions)
+    stored = [
+        item for where in wanted for item in newest_plans(connection, where, by_precisions=heeds)
+    ]
     return best_of(stored, problem, environment)
 
 
@@ -35,11 +44,13 @@ def best_of(
     """As `find_plan`, of plans that all have the problem's graph."""
 
     def found(item: StoredPlan) -> Found:
-        here = item.plan.problem.arch == problem.arch
-        match = environment.match(item.environment) if here else "foreign"
+        of = item.plan.problem
+        match = environment.match(item.environment) if of.arch == problem.arch else "foreign"
+        if match == "exact" and problem.precisions and not of.precisions:
+            match = "compatible"  # it was measured under settings that nobody kept
         return Found(item.plan, item.environment, match, item.id)
 
-    return best(map(found, stored))
+    return best(found(item) for item in stored if item.plan.problem.suits(problem))
 
 
 def best(found: Iterable[Found | None]) -> Found | None:
@@ -52,26 +63,32 @@ def best(found: Iterable[Found | None]) -> Found | None:
     return min((item for item in found if item is not None), key=place, default=None)
 
 
-def newest_plans(connection: sqlite3.Connection, where: Mapping[str, Any]) -> list[StoredPlan]:
-    """The newest usable plan of each environment and origin, of those with these values. The others
-    are not read: thousands of them would cost the first call seconds.
+def newest_plans(
+    connection: sqlite3.Connection, where: Mapping[str, Any], *, by_precisions: bool = False
+) -> list[StoredPlan]:
+    """The newest usable plan of each environment and origin, and `by_precisions` of each setting of
+    float32, of those with these values. The others are not read: thousands of them would cost the
+    first call seconds.
     """
-    found: dict[tuple[Any, Any], StoredPlan] = {}
+    found: dict[tuple[Any, ...], StoredPlan] = {}
+    kinds: dict[int, tuple[Any, ...]] = {}
     passed_over: list[StoredPlan] = []
     parse = rows.plan_parser(connection)
 
     def newest() -> Iterator[tuple[Row, Row]]:
         condition = " AND ".join(f'"{name}" IS ?' for name in where)
-        query = f"SELECT id, environment, origin FROM plans WHERE {condition} ORDER BY id DESC"
+        columns = "id, environment, origin" + f", {WRITTEN_PRECISIONS}" * by_precisions
+        query = f"SELECT {columns} FROM plans WHERE {condition} ORDER BY id DESC"
         for id, *kind in connection.execute(query, tuple(where.values())).fetchall():
-            if tuple(kind) not in found:  # one that could not be used is not there
+            kinds[id] = tuple(kind)
+            if kinds[id] not in found:  # one that could not be used is not there
                 own = {**where, "id": id, "environment": kind[0], "origin": kind[1]}
                 yield from ((row, own) for row in rows.select(connection, "plans", own))
 
     def keep(row: Row) -> None:
         item = parse(row)
         if missing_family(item.plan) is None:
-            found[row["environment"], row["origin"]] = item
+            found[kinds[row["id"]]] = item
         else:
             passed_over.append(item)
 

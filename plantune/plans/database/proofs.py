@@ -12,6 +12,7 @@ from plantune.base.atomic_files import SHARED, write_cached
 from plantune.base.canonical import digest
 from plantune.base.files import read_regular
 from plantune.base.paths import cache_file
+from plantune.devices.cuda.flags import float32_precisions
 from plantune.devices.machine import Environment
 from plantune.errors import ForeignFile
 from plantune.plans.plan import Plan
@@ -47,7 +48,11 @@ class _Note:
     """The file that says something of a plan in an environment."""
 
     def __init__(self, plan: Plan, environment: Environment, *what: str) -> None:
-        name = digest([plan.digest, environment.key, *what])
+        # A plan of float32 that does not say for which settings may run under any.
+        problem = plan.problem
+        told = problem.precisions or problem.arch == "cpu" or problem.dtype != "float32"
+        settings = () if told else float32_precisions()
+        name = digest([plan.digest, environment.key, *what, *settings])
         self._names = ("proofs", name)
         self.head = f"plan {plan.digest}\nenvironment {environment.key}\n".encode()
 

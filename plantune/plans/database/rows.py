@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -291,7 +291,7 @@ def parse_plan(row: Row, environment: Row | None) -> StoredPlan:
     """The plan of a row whose checksum was checked; raises InvalidPlan."""
     plan = Plan.loads(row["plan"])
     own = Problem(**{name: row[name] for name in PROBLEM})
-    require(plan.problem.key == own, "its key is not that of its plan")
+    require(replace(plan.problem.key, precisions=()) == own, "its key is not that of its plan")
     require(row["status"] in (COMPLETE, PARTIAL), f"status: got {row['status']!r}")
     if environment is None or environment[CHECKSUM] != checksum("environments", environment):
         raise InvalidPlan(f"plan {row['id']}: its environment is missing or damaged")

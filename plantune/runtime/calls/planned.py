@@ -31,8 +31,6 @@ Trained = tuple[bool, ...] | None
 Substitute = FrameworkRoute | RouteRace | ShippedRace
 
 
-# Dtypes whose factors torch's settings round on a GPU.
-ROUNDED = (torch.float32, torch.complex64)
 # How many threads compute on a CPU, and what products of float32 are rounded to on a GPU.
 Settings = int | tuple[str, ...]
 
@@ -44,8 +42,7 @@ def settings_of(device: torch.device) -> Callable[[], Settings]:
 
 def heeds_settings(graph: Graph, device: torch.device) -> bool:
     """Whether a plan for the graph depends on them: on a GPU they are about float32 alone."""
-    types = graph.types.values()
-    return device.type == "cpu" or any(type_.torch_dtype in ROUNDED for type_ in types)
+    return device.type == "cpu" or graph.multiplies_float32
 
 
 class Planned:

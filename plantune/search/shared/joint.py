@@ -63,7 +63,8 @@ class Heart:
 def name_of(problem: Problem) -> str:
     """The name that all searches of one problem in one search space share."""
     space = load_search_space(problem.arch).digest[:8]
-    return f"{problem.network} {problem.graph[:12]} {problem.arch} {space}"
+    words = (problem.network, problem.graph[:12], problem.arch, space, *problem.precisions)
+    return " ".join(words)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import torch
 
 from plantune.base.canonical import Attrs
 from plantune.base.outcome import Measured, Outcome, Rejected
+from plantune.devices.cuda.flags import planned_for
 from plantune.errors import IllegalCandidate, MeasureTimeout, OutOfTime, WorkerDied, WorkerFailed
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
@@ -385,3 +386,14 @@ def test_closing_ends_what_another_thread_asks(relu):
     thread.join(60)
     assert not thread.is_alive()
     assert worker.pid is None
+
+
+@pytest.mark.parametrize("precisions", [("ieee", "tf32", "ieee"), ("tf32", "ieee", "tf32")])
+def test_it_computes_float32_as_this_process_is_set(
+    worker: Worker, relu: Step, precisions: tuple[str, ...]
+) -> None:
+    """Else a search would time torch's kernels of one setting for calls under another."""
+    with planned_for(precisions):
+        outcome = worker.check_and_time(relu, faulty("settings"), "cpu", EFFORT)
+    assert isinstance(outcome, Rejected)
+    assert " ".join(precisions) in outcome.reason

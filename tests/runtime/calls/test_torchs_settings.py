@@ -73,7 +73,7 @@ def test_precisions_are_asked_for_where_a_plan_depends_on_them(
     monkeypatch.setattr(kinds, "settings_of", settings_of)
     on_gpu = torch.device("cuda")
     monkeypatch.setattr(kinds, "heeds_settings", lambda graph, _: heeds_settings(graph, on_gpu))
-    module = named(act=nn.ReLU(), flat=nn.Flatten()).to(dtype).eval()
+    module = named(flat=nn.Flatten(), out=nn.Linear(12, 2)).to(dtype).eval()
     x = torch.randn(2, 3, 4, dtype=dtype)
     model = optimize(module, x)
     with torch.no_grad():

@@ -39,13 +39,17 @@ class HopperConv : public HopperConvLoop<C> {
   using Expression = typename C::Expression;
   using typename Tile::Place;
   using typename Tile::Sums;
-  using Tile::base_, Tile::gathers_h_, Tile::gathers_w_, Tile::h_, Tile::init_barriers,
-      Tile::is_inside, Tile::kConsumers, Tile::kGatherBytes, Tile::kGatherH, Tile::kGatherStart,
-      Tile::kGatherW, Tile::kInPlace, Tile::kOutBoxBytes, Tile::kOutBoxes, Tile::kOutRow,
-      Tile::kOutStart, Tile::kOwn, Tile::kOwnSums, Tile::kPartBytes, Tile::kPartStart,
-      Tile::kSavedStart, Tile::kScalesStart, Tile::kSumsStart, Tile::kTilesO, Tile::kUnshiftedStart,
-      Tile::tile_, Tile::n_, Tile::o_, Tile::out, Tile::out_channel, Tile::parts_full, Tile::place_of,
-      Tile::rank_, Tile::residual_full, Tile::scalars_, Tile::w_;
+  using Tile::base_, Tile::first_channel, Tile::gathers_h_, Tile::gathers_w_, Tile::h_,
+      Tile::init_barriers, Tile::is_inside, Tile::kConsumers, Tile::kGatherBytes, Tile::kGatherH,
+      Tile::kGatherStart, Tile::kGatherW, Tile::kInPlace, Tile::kOutStart, Tile::kOwn,
+      Tile::kOwnSums, Tile::kPartBytes, Tile::kPartStart, Tile::kResidualStart, Tile::kSavedStart,
+      Tile::kScalesStart, Tile::kSumsStart, Tile::kTilesO, Tile::kUnshiftedStart, Tile::tile_,
+      Tile::n_, Tile::o_, Tile::out, Tile::parts_full, Tile::place_of, Tile::rank_,
+      Tile::residual_full, Tile::row_of_warp, Tile::scalars_, Tile::w_;
+  using typename Tile::TileOfResidual;
+  using typename Tile::TileOfSaved;
+  using typename Tile::TileOfUnshifted;
+  using typename Tile::TileOfY;
   using Loop::copy_images, Loop::copy_weights, Loop::multiply;
 
   using Loop::Loop;
@@ -102,11 +106,15 @@ class HopperConv : public HopperConvLoop<C> {
     sync_first<kConsumers>();
     if (threadIdx.x == 0) {
       wait_for_predecessor();
-      store_boxes(out().y, kOutStart);
-      if constexpr (C::kUnshifted) store_boxes(out().unshifted, kUnshiftedStart);
+      store_tiles();
       wait_for_stores();
     }
     leave_sums<0>();
+  }
+
+  __device__ __forceinline__ void store_tiles() const {
+    store_boxes<TileOfY>(out().y, kOutStart);
+    if constexpr (C::kUnshifted) store_boxes<TileOfUnshifted>(out().unshifted, kUnshiftedStart);
   }
 
   /// The tile's part of each sum from s on, once every thread's part of it is there.
@@ -115,7 +123,7 @@ class HopperConv : public HopperConvLoop<C> {
     if constexpr (s < Sums::kCount) {
       constexpr bool kOfChannels = C::Sums::kOfChannels[s];
       constexpr int kBlocksOfTile = kTilesO * C::kSplitK;
-      const int first = o_ + rank_ * kOwn;
+      const int first = first_channel();
       wait_for_predecessor();
       // The last threads: the first starts copies.
       for (int i = kConsumers - 1 - threadIdx.x; i < (kOfChannels ? kOwn : 1); i += kConsumers) {
@@ -186,15 +194,17 @@ class HopperConv : public HopperConvLoop<C> {
     return (place.n * C::kBoxH + place.h) * C::kBoxW + place.w;
   }
 
+  template <class Boxes>
   __device__ __forceinline__ void store_boxes(const TensorMap& map, int start) const {
-    for (int i = 0; i < kOutBoxes; ++i) {
-      store_box(map, base_ + start + i * kOutBoxBytes, out_channel(i), w_, h_, n_);
+    for (int i = 0; i < Boxes::kBoxes; ++i) {
+      store_box(map, base_ + start + i * Boxes::kBoxBytes, first_channel() + i * Boxes::kChannels,
+                w_, h_, n_);
     }
   }
 
   __device__ __forceinline__ void load_scales() const {
     if constexpr (C::kScale || C::kBias) {
-      const int first = o_ + rank_ * kOwn;
+      const int first = first_channel();
       for (int i = threadIdx.x; i < kOwn && first + i < C::kO; i += kConsumers) {
         const uint32_t to = base_ + kScalesStart + i * 4;
         if constexpr (C::kScale) {
@@ -245,8 +255,7 @@ class HopperConv : public HopperConvLoop<C> {
   /// With so many windows of a pool along each axis of a pixel.
   template <int kRows, int kColumns>
   __device__ __forceinline__ void finish_with(const float (&sums)[kOwnSums], float offset) const {
-    const int lane = threadIdx.x % 32;
-    const int row = threadIdx.x / 32 * 16 + lane / 4;  // a warpgroup's four warps hold 64 rows
+    const int row = threadIdx.x / 32 * 16 + row_of_warp();  // four warps of a group: 64 rows
     const int rows[2] = {out_row(row), out_row(row + 8)};
     const bool inside[2] = {is_inside(row), is_inside(row + 8)};
     uint32_t from[2][kRows * kColumns + 1];
@@ -257,22 +266,32 @@ class HopperConv : public HopperConvLoop<C> {
     for (int j = 0; j < kOwn / 8; ++j) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint32_t at = base_ + out_place(rows[half], j) + lane % 4 * 4;
+        const int pixel = rows[half];
         const float2 v = {sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]};
         float2 residual = {}, saved = {};
         if constexpr (C::kGathers) residual = gathered<kRows * kColumns>(from[half], j);
-        if constexpr (kInPlace) residual = unpacked(load_word(at + kOutStart));
-        if constexpr (Expression::kSaved) saved = unpacked(load_word(at + kSavedStart));
+        if constexpr (kInPlace) residual = loaded<TileOfResidual>(kResidualStart, pixel, j);
+        if constexpr (Expression::kSaved) saved = loaded<TileOfSaved>(kSavedStart, pixel, j);
         if constexpr (C::kUnshifted) {
           const float2 inner = evaluate<typename C::Unshifted>(v, residual, offset, saved);
-          store_word(at + kUnshiftedStart, packed(inner));
+          put<TileOfUnshifted>(kUnshiftedStart, pixel, j, inner);
         }
         added.take(inside[half], v, residual, offset, saved);
-        store_word(at + kOutStart, packed(evaluate<Expression>(v, residual, offset, saved)));
+        put<TileOfY>(kOutStart, pixel, j, evaluate<Expression>(v, residual, offset, saved));
       }
       added.end_pair(j);
     }
     added.end();
+  }
+
+  /// This thread's two of eight channels of a pixel, in the tile that begins there.
+  template <class Of>
+  __device__ __forceinline__ float2 loaded(int start, int pixel, int j) const {
+    return Of::load(Of::place(base_, pixel, j) + start);
+  }
+  template <class Of>
+  __device__ __forceinline__ void put(int start, int pixel, int j, float2 v) const {
+    Of::store(Of::place(base_, pixel, j) + start, v);
   }
 
   /// Where this thread reads the windows of a pixel, but for the channels' place in the swizzle.
@@ -283,42 +302,20 @@ class HopperConv : public HopperConvLoop<C> {
 #pragma unroll
     for (int i = 0; i < kRows * kColumns; ++i) {
       const int pixel = first + i / kColumns * kGatherW + i % kColumns;
-      from[i] = base_ + kGatherStart + out_place(pixel, 0) + threadIdx.x % 4 * 4;
+      from[i] = TileOfResidual::place(base_ + kGatherStart, pixel, 0);
     }
   }
 
   /// The gradient of an average pool at two channels of a pixel, from its windows.
   template <int kWindows>
   __device__ __forceinline__ float2 gathered(const uint32_t* from, int j) const {
-    constexpr int kPieces = kOutRow / 16;
     float2 sum = {};
 #pragma unroll
     for (int i = 0; i < kWindows; ++i) {
-      const uint32_t at = (from[i] ^ j % kPieces * 16) + j / kPieces * kGatherBytes;
-      const float2 two = unpacked(load_word(at));
+      const float2 two = TileOfResidual::load(TileOfResidual::moved(from[i], j, kGatherBytes));
       sum.x += two.x, sum.y += two.y;
     }
     return {sum.x * C::kPoolScale, sum.y * C::kPoolScale};
-  }
-
-  /// Where the copied boxes have 8 channels of a row: 16-byte pieces of 128 bytes are swizzled.
-  static __device__ __forceinline__ int out_place(int row, int j) {
-    constexpr int kPieces = kOutRow / 16;
-    const int piece = (j % kPieces) ^ (row * kOutRow / kRowBytes % kPieces);
-    return j / kPieces * kOutBoxBytes + row * kOutRow + piece * 16;
-  }
-
-  static __device__ __forceinline__ float2 unpacked(uint32_t word) {
-    Vector<T, 2> two;
-    *reinterpret_cast<uint32_t*>(two.values) = word;
-    return {two[0], two[1]};
-  }
-
-  static __device__ __forceinline__ uint32_t packed(float2 v) {
-    Vector<T, 2> two;
-    const float values[2] = {v.x, v.y};
-    two.round(values);
-    return *reinterpret_cast<const uint32_t*>(two.values);
   }
 };
 

@@ -3,28 +3,30 @@
 
 #pragma once
 
-#include "cuda/hopper_conv_tile.h"
+#include "cuda/hopper_conv_planes.h"
 
 namespace plantune {
 
 template <class C>
-class HopperConvLoop : public HopperConvTile<C> {
+class HopperConvLoop : public HopperConvPlanes<C> {
  protected:
   using Tile = HopperConvTile<C>;
   using T = typename C::T;
   using Expression = typename C::Expression;
   using typename Tile::Step;
   using typename Tile::Place;
-  using Tile::advance, Tile::base_, Tile::begin_, Tile::end_, Tile::first_r_, Tile::first_s_,
-      Tile::first_step, Tile::gathers_h_, Tile::gathers_w_, Tile::h_, Tile::image,
-      Tile::image_empty, Tile::image_full, Tile::kAtomRows, Tile::kChunk, Tile::kCopiedOut,
-      Tile::kCopyBytes, Tile::kCopyH, Tile::kCopyW, Tile::kGatherBytes, Tile::kGatherCopied,
-      Tile::kGatherStart, Tile::kInPlace, Tile::kOutBoxBytes, Tile::kOutBoxes, Tile::kOutStart,
-      Tile::kSavedStart, Tile::kWarpgroup, Tile::kWeightBytes, Tile::maps_, Tile::n_, Tile::o_,
-      Tile::out, Tile::out_channel, Tile::pad_h_, Tile::pad_w_, Tile::place_of, Tile::residual_full,
+  using Tile::advance, Tile::base_, Tile::begin_, Tile::end_, Tile::first_channel, Tile::first_r_,
+      Tile::first_s_, Tile::first_step, Tile::gathers_h_, Tile::gathers_w_, Tile::h_, Tile::image,
+      Tile::image_empty, Tile::image_full, Tile::kAtomRows, Tile::kBoxPixels, Tile::kChunk,
+      Tile::kCopyBytes, Tile::kCopyH, Tile::kCopyW, Tile::kGatherBytes, Tile::kGatherPixels,
+      Tile::kGatherStart, Tile::kInPlace, Tile::kPlanes, Tile::kResidualStart, Tile::kSavedStart,
+      Tile::kWarpgroup, Tile::kWeightBytes, Tile::maps_, Tile::n_, Tile::o_, Tile::out,
+      Tile::pad_h_, Tile::pad_w_, Tile::place_of, Tile::release, Tile::residual_full,
       Tile::starts_box, Tile::w_, Tile::weight, Tile::weight_empty, Tile::weight_full;
+  using typename Tile::TileOfResidual;
+  using typename Tile::TileOfSaved;
 
-  using Tile::Tile;
+  using HopperConvPlanes<C>::HopperConvPlanes;
 
   // Of transposed weights, 64 columns of a tile and all of its chunk.
   static constexpr int kPartOfWeight = kChunk * kRowBytes;
@@ -57,12 +59,15 @@ class HopperConvLoop : public HopperConvTile<C> {
                                               int chunk, int tap) const {
     wait(weight_empty(slot.stage), slot.parity ^ 1);
     arrive_expecting(weight_full(slot.stage), kWeightBytes);
+    // A gradient's taps come from the last one on.
+    if constexpr (C::kReversed) tap = C::kR * C::kS - 1 - tap;
     if constexpr (C::kTransposed) {
-      constexpr int kLastTap = C::kR * C::kS - 1;
       for (int i = 0; i < C::kTileN / kChunk; ++i) {
         load_box(map, weight(slot.stage) + i * kPartOfWeight, weight_full(slot.stage),
-                 o_ + i * kChunk, kLastTap - tap, chunk * kChunk);
+                 o_ + i * kChunk, tap, chunk * kChunk);
       }
+    } else if constexpr (kPlanes > 0) {
+      load_box(map, weight(slot.stage), weight_full(slot.stage), chunk * kChunk, o_, 0, tap);
     } else {
       load_box(map, weight(slot.stage), weight_full(slot.stage), chunk * kChunk, tap, o_);
     }
@@ -70,24 +75,26 @@ class HopperConvLoop : public HopperConvTile<C> {
   }
 
   __device__ __forceinline__ void copy_residual() const {
-    constexpr int kImages = kInPlace + Expression::kSaved;
-    if constexpr (kImages + C::kGathers > 0) {
+    constexpr int kBytes = (kInPlace ? TileOfResidual::copied(kBoxPixels) : 0) +
+                           (Expression::kSaved ? TileOfSaved::copied(kBoxPixels) : 0) +
+                           (C::kGathers ? TileOfResidual::copied(kGatherPixels) : 0);
+    if constexpr (kBytes > 0) {
       wait_for_predecessor();
-      arrive_expecting(residual_full(),
-                       kImages * kCopiedOut + (C::kGathers ? kOutBoxes * kGatherCopied : 0));
-      if constexpr (kInPlace) copy_boxes(out().residual, kOutStart, kOutBoxBytes, w_, h_);
-      if constexpr (Expression::kSaved) copy_boxes(out().saved, kSavedStart, kOutBoxBytes, w_, h_);
+      arrive_expecting(residual_full(), kBytes);
+      if constexpr (kInPlace) copy_boxes<TileOfResidual>(out().residual, kResidualStart, w_, h_);
+      if constexpr (Expression::kSaved) copy_boxes<TileOfSaved>(out().saved, kSavedStart, w_, h_);
       if constexpr (C::kGathers) {
-        copy_boxes(out().residual, kGatherStart, kGatherBytes, w_ - gathers_w_.pad,
-                   h_ - gathers_h_.pad);
+        copy_boxes<TileOfResidual, kGatherBytes>(out().residual, kGatherStart, w_ - gathers_w_.pad,
+                                                 h_ - gathers_h_.pad);
       }
     }
   }
 
-  __device__ __forceinline__ void copy_boxes(const TensorMap& map, int start, int bytes, int w,
-                                             int h) const {
-    for (int i = 0; i < kOutBoxes; ++i) {
-      load_box(map, base_ + start + i * bytes, residual_full(), out_channel(i), w, h, n_);
+  template <class Boxes, int kBytes = Boxes::kBoxBytes>
+  __device__ __forceinline__ void copy_boxes(const TensorMap& map, int start, int w, int h) const {
+    for (int i = 0; i < Boxes::kBoxes; ++i) {
+      load_box(map, base_ + start + i * kBytes, residual_full(),
+               first_channel() + i * Boxes::kChannels, w, h, n_);
     }
   }
 
@@ -148,6 +155,16 @@ class HopperConvLoop : public HopperConvTile<C> {
   __device__ __forceinline__ void multiply(float (&sums)[C::kTileN / 2],
                                            Slot<C::kWeightStages>& weight_slot,
                                            Slot<C::kImageStages>& image_slot) const {
+    if constexpr (kPlanes > 0) {
+      this->multiply_planes(sums, weight_slot, image_slot);
+    } else {
+      multiply_in_place(sums, weight_slot, image_slot);
+    }
+  }
+
+  __device__ __forceinline__ void multiply_in_place(float (&sums)[C::kTileN / 2],
+                                                    Slot<C::kWeightStages>& weight_slot,
+                                                    Slot<C::kImageStages>& image_slot) const {
 #pragma unroll
     for (float& sum : sums) sum = 0.f;
     if (begin_ == end_) return;
@@ -184,11 +201,6 @@ class HopperConvLoop : public HopperConvTile<C> {
     commit_products();
     fence_registers(sums);
     wait_for_products<1>();
-  }
-
-  /// Gives a slot back that this warp has read, where it is one.
-  static __device__ __forceinline__ void release(int slot, uint32_t empty) {
-    if (threadIdx.x % 32 == 0 && slot >= 0) arrive(empty);
   }
 };
 

@@ -95,8 +95,7 @@ class HopperConvPersistent : public HopperConv<C> {
     wait_for_predecessor();
     for_tiles(maps, scalars, base, [&](const HopperConvPersistent& conv, uint32_t parity) {
       wait(conv.tile_made(), parity);
-      conv.store_boxes(conv.out().y, Tile::kOutStart);
-      if constexpr (C::kUnshifted) conv.store_boxes(conv.out().unshifted, Tile::kUnshiftedStart);
+      conv.store_tiles();
       wait_for_stores();
       arrive(conv.tile_left());
     });

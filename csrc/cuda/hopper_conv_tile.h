@@ -6,6 +6,7 @@
 #include "cuda/epilogue.h"
 #include "cuda/hopper_async.h"
 #include "cuda/hopper_mma.h"
+#include "cuda/hopper_out_tile.h"
 #include "cuda/hopper_sums.h"
 #include "cuda/launch.h"
 #include "cuda/parameter.h"
@@ -41,7 +42,9 @@ class HopperConvTile {
 
   static constexpr int kWarpgroup = 128;
   static constexpr int kAtomRows = 64;
-  static constexpr int kChunk = 64;  // channels of one step
+  static constexpr int kChunk = kRowBytes / int(sizeof(T));  // channels of one step
+  // How many factors of 16 bits a float becomes; 0 where products take what is in memory.
+  static constexpr int kPlanes = C::kPlanes;
   static constexpr int kGroups = C::kTileM / kAtomRows;
   static constexpr int kConsumers = kGroups * kWarpgroup;
 
@@ -57,35 +60,45 @@ class HopperConvTile {
   static constexpr int kCopyBytes = kCopyW * kCopyH * C::kBoxN * kRowBytes;
   static constexpr int kImageBytes =
       C::kReuse ? ceil_div(kCopyBytes, kGroupBytes) * kGroupBytes : C::kTileM * kRowBytes;
-  static constexpr int kWeightBytes = C::kTileN * kRowBytes;
+  static constexpr int kPlaneBytes = C::kTileN * (kPlanes > 0 ? kRowBytes / 2 : kRowBytes);
+  static constexpr int kWeightBytes = (kPlanes > 1 ? kPlanes : 1) * kPlaneBytes;
 
-  // Of the tile a block finishes kOwn channels, in boxes of up to 64: as many as a row holds whose
-  // 16-byte pieces are swizzled.
+  // Of the tile a block finishes kOwn channels.
   static constexpr int kOwn = C::kTileN / C::kSplitK;
   static constexpr int kOwnSums = kOwn / 2;
-  static constexpr int kOutBoxes = ceil_div(kOwn, 64);
-  static constexpr int kOutRow = kOwn / kOutBoxes * int(sizeof(T));
-  static constexpr int kOutBoxBytes = C::kTileM * kOutRow;
-  static constexpr int kOutBytes = kOutBoxes * kOutBoxBytes;
-  static constexpr int kCopiedOut = C::kBoxW * C::kBoxH * C::kBoxN * kOutRow * kOutBoxes;
+  template <class E>
+  using OutTileOf = OutTile<E, kOwn, C::kTileM>;
+  using TileOfY = OutTileOf<typename C::Out::Y>;
+  using TileOfUnshifted = OutTileOf<typename C::Out::Unshifted>;
+  using TileOfResidual = OutTileOf<typename C::Out::Residual>;
+  using TileOfSaved = OutTileOf<typename C::Out::Saved>;
+  static constexpr int kBoxPixels = C::kBoxW * C::kBoxH * C::kBoxN;
   // The residual where it is gathered: a box with a margin.
   static constexpr int kGatherW = C::kBoxW + ceil_div(C::kPoolS, C::kPhasesW) - 1;
   static constexpr int kGatherH = C::kBoxH + ceil_div(C::kPoolR, C::kPhasesH) - 1;
-  static constexpr int kGatherCopied = kGatherW * kGatherH * C::kBoxN * kOutRow;
-  static constexpr int kGatherBytes = ceil_div(kGatherCopied, kGroupBytes) * kGroupBytes;
+  static constexpr int kGatherPixels = kGatherW * kGatherH * C::kBoxN;
+  static constexpr int kGatherBytes =
+      ceil_div(kGatherPixels * TileOfResidual::kRow, kGroupBytes) * kGroupBytes;
   // Sums from one other block, 16 bytes of each thread side by side.
   static constexpr int kPartBytes = kOwnSums * kConsumers * int(sizeof(float));
 
   // Shared memory.
   static constexpr int kWeightStart = C::kImageStages * kImageBytes;
   static constexpr int kOutStart = kWeightStart + C::kWeightStages * kWeightBytes;
-  static constexpr int kUnshiftedStart = kOutStart + kOutBytes;
-  // The epilogue takes the place of what it reads, but for pixels that several read.
+  static constexpr int kUnshiftedStart = kOutStart + TileOfY::kBytes;
+  // The epilogue takes the place of what it reads, but for pixels that several read, and for
+  // elements of other sizes: then each image has room of its own.
   static constexpr bool kInPlace = Expression::kResidual && !C::kGathers;
-  static constexpr bool kTwoTiles = C::kUnshifted || (Expression::kSaved && kInPlace);
-  static constexpr int kSavedStart = kTwoTiles ? kUnshiftedStart : kOutStart;
-  static constexpr int kGatherStart = kUnshiftedStart + (kTwoTiles ? kOutBytes : 0);
-  static constexpr int kPartStart = kGatherStart + (C::kGathers ? kOutBoxes * kGatherBytes : 0);
+  static constexpr bool kOneSize = C::Out::kOneSize;
+  static constexpr bool kTwoTiles = C::kUnshifted || (kOneSize && Expression::kSaved && kInPlace);
+  static constexpr int kOthersStart = kUnshiftedStart + (kTwoTiles ? TileOfUnshifted::kBytes : 0);
+  static constexpr int kResidualStart = kOneSize ? kOutStart : kOthersStart;
+  static constexpr int kSavedStart = kOneSize ? (kTwoTiles ? kUnshiftedStart : kOutStart)
+                                   : kInPlace ? kOthersStart + TileOfResidual::kBytes
+                                              : kOthersStart;
+  static constexpr int kGatherStart =
+      kOneSize ? kOthersStart : kSavedStart + (Expression::kSaved ? TileOfSaved::kBytes : 0);
+  static constexpr int kPartStart = kGatherStart + (C::kGathers ? TileOfResidual::kBoxes * kGatherBytes : 0);
   static constexpr int kScalesStart = kPartStart + (C::kSplitK - 1) * kPartBytes;
   static constexpr int kBiasStart = kScalesStart + kOwn * int(sizeof(float));
   static constexpr int kBarrierStart = kBiasStart + kOwn * int(sizeof(float));
@@ -106,7 +119,9 @@ class HopperConvTile {
     return end + kGroupBytes > C::kSharedFloor ? end + kGroupBytes : C::kSharedFloor;
   }
 
-  static_assert(sizeof(T) == 2, "a swizzled row holds 64 elements of 2 bytes");
+  static_assert(sizeof(T) == 2 || (sizeof(T) == 4 && !C::kTransposed),
+                "products read floats along their channels alone");
+  static_assert(kPlanes == 0 || sizeof(T) == 4, "planes are made of floats");
   static_assert(C::kTileM % kAtomRows == 0, "a warpgroup multiplies 64 rows");
   static_assert(kOwn >= 8, "each block of the cluster finishes 16 bytes of a pixel or more");
   static_assert(C::kC % 8 == 0 && C::kO % 8 == 0, "pixels start at 16 bytes");
@@ -221,6 +236,11 @@ class HopperConvTile {
   }
   __device__ __forceinline__ uint32_t tile_left() const { return tile_made() + 8; }
 
+  /// Gives a slot back that this warp has read, where it is one.
+  static __device__ __forceinline__ void release(int slot, uint32_t empty) {
+    if (threadIdx.x % 32 == 0 && slot >= 0) arrive(empty);
+  }
+
   __device__ __forceinline__ void init_barriers() const {
     if (threadIdx.x == kConsumers) {
       prefetch(maps_.w);
@@ -263,6 +283,14 @@ class HopperConvTile {
     }
   }
 
+  /// The first of a thread's two rows of its warp's 16; the other one is 8 further on. Where each
+  /// thread reads factors from shared memory, four neighbours of a quarter of the warp have every
+  /// other row, which are in other banks.
+  static __device__ __forceinline__ int row_of_warp() {
+    const int eighth = threadIdx.x % 32 / 4;
+    return kPlanes > 0 ? eighth % 4 * 2 + eighth / 4 : eighth;
+  }
+
   /// Whether a row of the product is a pixel of the image.
   __device__ __forceinline__ bool is_inside(int row) const {
     const Place place = place_of(row);
@@ -270,9 +298,8 @@ class HopperConvTile {
            w_ + place.w < columns_;
   }
 
-  __device__ __forceinline__ int out_channel(int box) const {
-    return o_ + rank_ * kOwn + box * (kOwn / kOutBoxes);
-  }
+  /// The first channel that the block finishes.
+  __device__ __forceinline__ int first_channel() const { return o_ + rank_ * kOwn; }
 };
 
 }  // namespace plantune

@@ -16,17 +16,18 @@
 
 namespace plantune {
 
-/// The sum of an expression: one number, or one of each channel.
-template <class X, bool kChannels>
+/// The sum of an expression: one number, or one of each channel; a float, or of the kernel's T.
+template <class X, bool kChannels, bool kAsFloat = false>
 struct SumOf {
   using Expression = X;
-  static constexpr bool kOfChannels = kChannels;
+  static constexpr bool kOfChannels = kChannels, kFloat = kAsFloat;
 };
 
 template <class... Sum>
 struct SumsOf {
   static constexpr int kCount = sizeof...(Sum);
   static constexpr bool kOfChannels[] = {Sum::kOfChannels..., false};
+  static constexpr bool kFloat[] = {Sum::kFloat..., false};
 
   static __device__ __forceinline__ void evaluate(float2 value, float2 residual, float offset,
                                                   float2 saved, float2* of) {
@@ -158,7 +159,7 @@ class SumParts {
   static constexpr int kThreads = 512;
 
   struct Results {
-    T* of[Sums::kCount + 1];
+    void* of[Sums::kCount + 1];
   };
 
   /// Parts of the sum s: so many rows of so many results, which begin there.
@@ -182,15 +183,15 @@ class SumParts {
   static __device__ __forceinline__ void add_from(const float* parts, const Results& results) {
     if constexpr (s < Sums::kCount) {
       if (blockIdx.y == s) {
-        add_one<rows(s), columns(s)>(parts + start(s), results.of[s]);
+        add_one<rows(s), columns(s), Sums::kFloat[s]>(parts + start(s), results.of[s]);
       } else {
         add_from<s + 1>(parts, results);
       }
     }
   }
 
-  template <int kRows, int kColumns>
-  static __device__ __forceinline__ void add_one(const float* parts, T* results) {
+  template <int kRows, int kColumns, bool kFloat>
+  static __device__ __forceinline__ void add_one(const float* parts, void* results) {
     constexpr int kWide = kColumns == 1 ? 1 : kAtOnce, kWays = kThreads / kWide;
     __shared__ float sums[kThreads];
     const int column = blockIdx.x * kWide + threadIdx.x % kWide, way = threadIdx.x / kWide;
@@ -205,7 +206,12 @@ class SumParts {
       __syncthreads();
       if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
     }
-    if (way == 0 && column < kColumns) results[column] = from_float<T>(sums[threadIdx.x]);
+    if (way != 0 || column >= kColumns) return;
+    if constexpr (kFloat) {
+      static_cast<float*>(results)[column] = sums[threadIdx.x];
+    } else {
+      static_cast<T*>(results)[column] = from_float<T>(sums[threadIdx.x]);
+    }
   }
 };
 

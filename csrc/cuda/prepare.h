@@ -2,6 +2,7 @@
 //
 //   job:  out[i] = expression(in[0][i], in[1][i], ...) for each element of a box, in out's type
 //   pack: out[i] = in[0][index[i] - 1], 0 where index[i] is 0
+//   split: planes of bfloat16 of in[0], one after the other, see planes.h
 //   turn: out (O, R, C) = in (O, C, R) turned, both dense and of the same 16 bits
 //
 // A job says for each tensor how far apart its elements are along up to kJobAxes axes, 0 where it
@@ -18,6 +19,7 @@
 
 #include "cuda/arithmetic.h"
 #include "cuda/launch.h"
+#include "cuda/planes.h"
 #include "cuda/vector.h"
 
 namespace plantune {
@@ -27,7 +29,7 @@ constexpr int kJobInputs = 4, kJobAxes = 4;
 constexpr int kPrepareThreads = 128, kPrepareChunk = 1024;
 // Elements that turn in shared memory at once.
 constexpr int kTurned = 2304;
-constexpr unsigned char kPack = 255, kTurn = 254;
+constexpr unsigned char kPack = 255, kTurn = 254, kSplit = 253;
 enum ElementType : unsigned char { kFloat32, kFloat16, kBfloat16 };
 
 struct Job {
@@ -39,7 +41,8 @@ struct Job {
   unsigned count, first_block;
   unsigned char out_type, in_types[kJobInputs];
   unsigned char inputs, expression;
-  unsigned char width;  // neighbours along the innermost axis that leave as one word, or 1
+  // Neighbours along the innermost axis that leave as one word, or 1; of a split, its planes.
+  unsigned char width;
   unsigned char axes;   // those in use, the last ones
 };
 
@@ -109,6 +112,8 @@ struct Preparation {
       turn(job, block);
     } else if (job.expression == kPack) {
       pack(job, begin, end);
+    } else if (job.expression == kSplit) {
+      split(job, begin, end);
     } else if (job.width == 8) {
       fill<8>(job, begin, end);
     } else if (job.width == 4) {
@@ -163,6 +168,31 @@ struct Preparation {
     for (int k = 0; k < kEach; ++k) {
       const unsigned i = begin + k * kPrepareThreads + threadIdx.x;
       if (i < end) store_element(job.out, i, job.out_type, from_bits(bits[k], job.in_types[0]));
+    }
+  }
+
+  /// Up to three planes, of which a thread asks for all floats before it splits any.
+  static __device__ __forceinline__ void split(const Job& job, unsigned begin, unsigned end) {
+    constexpr int kEach = kPrepareChunk / kPrepareThreads, kPlanes = 3;
+    unsigned at[kEach], bits[kEach];
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      const unsigned i = begin + k * kPrepareThreads + threadIdx.x;
+      const Places places(job, i < end ? i : begin);
+      at[k] = places.out;
+      bits[k] = load_bits(job.in[0], places.in[0], job.in_types[0], i < end);
+    }
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      if (begin + k * kPrepareThreads + threadIdx.x >= end) continue;
+      unsigned planes[kPlanes];
+      plantune::split<__nv_bfloat16>({from_bits(bits[k], job.in_types[0]), 0.f}, planes);
+#pragma unroll
+      for (int plane = 0; plane < kPlanes; ++plane) {
+        if (plane >= job.width) continue;
+        unsigned short* to = static_cast<unsigned short*>(job.out);
+        to[at[k] + size_t(plane) * job.count] = static_cast<unsigned short>(planes[plane]);
+      }
     }
   }
 

@@ -30,8 +30,9 @@ AXES: Mapping[str, rules.Rule] = {
     "split_k": rules.whole_number(1, 64),
     # Who adds the parts of a split K: the block that finishes a tile, or a second kernel.
     "split_mode": rules.one_of("serial", "parallel"),
-    # How products are made: by matrix instructions of a 16-bit type, of tf32, or one by one.
-    "math": rules.one_of("mma", "tf32", "simt"),
+    # How products are made: by matrix instructions of a 16-bit type, of tf32, of float32 in planes
+    # of bfloat16, or one by one.
+    "math": rules.one_of("mma", "tf32", "planes", "simt"),
     "swizzle": rules.one_of(1, 2, 4, 8, 16),
     "reuse": rules.one_of(False, True),
     "slices": rules.whole_number(1, 1024),

@@ -136,7 +136,7 @@ class HopperBlock : public HopperGate<C> {
         v = evaluate<MidExpression>(v, {}, offset);
         const int piece = j % 8 ^ rows[half] % 8;
         store_word(mid(j / 8) + rows[half] * kRowBytes + piece * 16 + lane % 4 * 4,
-                   Base::packed(v));
+                   packed<T>(v));
       }
     }
   }

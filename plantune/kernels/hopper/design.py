@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from plantune.kernels.chips import measured_chip, measured_facts
 from plantune.kernels.cuda.launcher import Launcher
 from plantune.kernels.family import Binding, Frame
-from plantune.kernels.hopper.products import ELEMENTS, product
+from plantune.kernels.hopper.elements import Elements, size_of
+from plantune.kernels.hopper.products import plane_product, product
 from plantune.kernels.hopper.tiles import (
     CHUNK,
     NO_POOL,
@@ -85,13 +86,17 @@ class EpilogueSums:
         return launch
 
 
-def sums_type(sums: tuple[Sum, ...]) -> str:
-    """The type of `csrc/cuda/hopper_sums.h`."""
-    types = (f"plantune::SumOf<{expression(s.chain)}, {cxx_bool(s.of_channels)}>" for s in sums)
+def sums_type(sums: tuple[Sum, ...], *, as_floats: bool = False) -> str:
+    """The type of `csrc/cuda/hopper_sums.h`; results are floats, or have the kernel's T."""
+    ends = ", true>" if as_floats else ">"
+    kinds = ((expression(added.chain), cxx_bool(added.of_channels)) for added in sums)
+    types = (f"plantune::SumOf<{chain}, {of_channels}{ends}" for chain, of_channels in kinds)
     return f"plantune::SumsOf<{', '.join(types)}>"
 
 
-def epilogue_members(epilogue: ConvEpilogue, pool: PoolGather | None) -> dict[str, Any]:
+def epilogue_members(
+    epilogue: ConvEpilogue, pool: PoolGather | None, *, float_sums: bool = False
+) -> dict[str, Any]:
     """The members of the struct Conv for what follows the products."""
     parts = ("scale", "bias", "unshifted")
     return {
@@ -99,12 +104,17 @@ def epilogue_members(epilogue: ConvEpilogue, pool: PoolGather | None) -> dict[st
         **(NO_POOL if pool is None else pool.members),
         "Expression": expression(epilogue.chain),
         "Unshifted": expression(epilogue.unshifted_chain),
-        "Sums": sums_type(epilogue.sums),
+        "Sums": sums_type(epilogue.sums, as_floats=float_sums),
     }
 
 
-# Registers that the assembler gives a thread, by the channels of a tile.
-REGISTERS = {64: 64, 128: 104, 256: 168}
+# Registers that the assembler gives a thread, by the channels of a tile; where floats become so
+# many planes, there are factors of two steps in them, and sums of one.
+REGISTERS: Mapping[int, Mapping[int, int]] = {
+    0: {64: 64, 128: 104, 256: 168},
+    1: {64: 88, 128: 128, 256: 200},
+    3: {64: 112, 128: 192, 256: 336},
+}
 KERNEL = """using Kernel = plantune::{kernel}<Conv>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes},
               "what is launched is what was planned");
@@ -128,10 +138,12 @@ class Design:
     split_k: int
     reuse: bool
     blocks_per_sm: int
-    outputs: int  # versions of the tile: with and without an offset, or two images that are read
+    elements: Elements
+    tile_bytes: int  # what leaves or is read of each channel of a pixel
     # After that, parts of shared memory: what each is aligned to, and its size.
     extra: tuple[tuple[int, int], ...] = ()
     transposed: bool = False  # weights are read along their other axis
+    reversed: bool = False  # and from the last tap to the first
     pool: PoolGather | None = None  # whose gradient is the residual
     persistent: bool = False  # a block makes tiles until none is left
 
@@ -141,9 +153,13 @@ class Design:
         return 2 * self.tile_m + (96 if self.persistent else 64)
 
     @property
+    def chunks(self) -> int:
+        return -(-self.shape.c // self.elements.chunk)
+
+    @property
     def steps(self) -> int:
         """The most steps of the reduction in a tile."""
-        return self.shape.chunks * self.shape.taps(self.box)[0]
+        return self.chunks * self.shape.taps(self.box)[0]
 
     @property
     def usual_taps(self) -> float:
@@ -155,7 +171,7 @@ class Design:
     def usual_steps(self) -> float:
         if self.shape.phases == (1, 1):
             return self.steps_of_block
-        return self.shape.chunks * self.usual_taps / self.split_k
+        return self.chunks * self.usual_taps / self.split_k
 
     @property
     def steps_of_block(self) -> int:
@@ -166,7 +182,7 @@ class Design:
         """With reuse each copy lasts for many steps, so that two in flight are enough."""
         if not self.reuse:
             return self.stages
-        return 1 if self.shape.chunks == 1 else 2
+        return 1 if self.chunks == 1 else 2
 
     @property
     def image_bytes(self) -> int:
@@ -174,6 +190,11 @@ class Design:
             return self.tile_m * ROW_BYTES
         pixels = copied_pixels(self.shape, self.box, reuse=True)
         return -(-pixels * ROW_BYTES // SWIZZLE_BYTES) * SWIZZLE_BYTES
+
+    @property
+    def filter_bytes(self) -> int:
+        """What a step reads of filters."""
+        return self.tile_n * self.elements.filter_row_bytes
 
     @property
     def own(self) -> int:
@@ -185,10 +206,10 @@ class Design:
         """Ring buffers; what leaves the tile; sums from the rest of the cluster; scales and biases;
         barriers; what a kernel adds; alignment.
         """
-        ring = self.image_stages * self.image_bytes + self.stages * self.tile_n * ROW_BYTES
-        out = self.outputs * self.tile_m * self.own * 2
+        ring = self.image_stages * self.image_bytes + self.stages * self.filter_bytes
+        out = self.tile_bytes * self.tile_m * self.own
         if self.pool is not None:
-            out += self.pool.shared_bytes(self.box, self.own)
+            out += self.pool.shared_bytes(self.box, self.own, size_of(self.elements.residual))
         parts = (self.split_k - 1) * self.tile_m * self.own * 4
         barriers = 8 * (2 * (self.image_stages + self.stages) + (4 if self.persistent else 2))
         end = ring + out + parts + 2 * 4 * self.own + barriers
@@ -214,7 +235,12 @@ class Design:
 
     def _room(self, shared_bytes: int) -> int:
         """Blocks of so much shared memory that an SM has room for."""
-        return measured_facts().resident(self.threads, REGISTERS[self.tile_n], shared_bytes)
+        return measured_facts().resident(self.threads, self.registers, shared_bytes)
+
+    @property
+    def registers(self) -> int:
+        """Of a thread."""
+        return REGISTERS[self.elements.planes][self.tile_n]
 
     @property
     def tiles(self) -> int:
@@ -242,10 +268,14 @@ class Design:
         """Why no block of this design can do its work, or None if it can."""
         crowded = self.blocks_per_sm > self._room(self.used_bytes)
         large = self.tile_m * self.tile_n > 128 * 256
+        facts = measured_facts()
+        many = self.registers * self.threads > facts.registers_per_sm
+        many |= self.registers > facts.registers_per_thread_max
         outside = self.tile_n >= 2 * max(self.shape.o, CHUNK)
         steps = self.steps_of_block
         reasons = {
             "the sums of such a tile take more than 128 registers of each thread": large,
+            f"{self.threads} threads of {self.registers} registers do not fit an SM": many,
             f"half of the tile's channels are outside of {self.shape.o}": outside,
             f"{self.steps} steps are too few for {self.split_k} blocks": self.split_k > self.steps,
             f"a block has no more than {steps} steps to load": self.stages > max(3, steps),
@@ -255,14 +285,21 @@ class Design:
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
-    def constants(self, dtype: str, epilogue: ConvEpilogue, inner: Chain = (), **more: Any) -> str:
+    def constants(
+        self,
+        epilogue: ConvEpilogue,
+        inner: Chain = (),
+        *,
+        float_sums: bool = False,
+        **more: Any,
+    ) -> str:
         """The product, functions, and the struct that the kernel is instantiated with; `more` are
         members of the kernel's own, which may name the functions of `inner`.
         """
         phases_h, phases_w = self.shape.phases
         conv = struct(
             "Conv",
-            T=ELEMENTS[dtype],
+            **self.elements.members,
             **self.shape.members,
             **{"kPhasesH": phases_h, "kPhasesW": phases_w},
             **{"kTileM": self.tile_m, "kTileN": self.tile_n, "kSplitK": self.split_k},
@@ -271,11 +308,13 @@ class Design:
             kSharedFloor=self.shared_floor,  # keeps other blocks off the SM
             kReuse=self.reuse,
             kTransposed=self.transposed,
+            kReversed=self.reversed,
             kPersistent=self.persistent,
-            **epilogue_members(epilogue, self.pool),
+            **epilogue_members(epilogue, self.pool, float_sums=float_sums),
             **more,
         )
-        before = product(dtype, self.tile_n, transposed=self.transposed)
+        kind = plane_product if self.elements.planes else product
+        before = kind(self.elements.factor, self.tile_n, transposed=self.transposed)
         return before + functors(epilogue.chain + inner) + conv
 
     def kernel(self, name: str, scalars: str, maps: str | None = None) -> str:

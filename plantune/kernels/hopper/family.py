@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
+
+import torch
 
 from plantune.kernels.cuda.cuda_family import Arch, Attrs, CudaFamily, P, Step
 from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.launch import images_read, placing_bytes
 from plantune.kernels.hopper.products import ELEMENTS
-from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, ConvShape, conv_shape, reused_box
+from plantune.kernels.hopper.tiles import CHUNK, ConvShape, conv_shape, reused_box
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, channel_parts
 from plantune.kernels.patterns.other_step import filter_arrangement
-from plantune.kernels.weights.constants import Arrangement
+from plantune.kernels.weights.constants import Arrangement, Order
 
 # The table of an arch's costs that all families of warpgroups read.
 COSTS = "warpgroups"
@@ -61,6 +64,30 @@ def filter_and_scalars(
     return {w: (weight, filter_arrangement(step, weight)), **scalars}
 
 
+def constants_of(parts: WarpgroupParts, design: Design) -> dict[str, tuple[str, Arrangement]]:
+    """The same as the design's kernel reads it: filters in the order and dtype of its factors."""
+    elements, own = design.elements, getattr(torch, design.elements.x)
+    read = filter_and_scalars(parts.step, parts.epilogue)
+    weight, filters = read.pop("w")
+    if design.reversed and not design.transposed:
+        o, r, s, c = filters.shape
+        filters = replace(filters, shape=(c, r, s, o), order=_along_results(filters.order))
+    factor = getattr(torch, elements.factor)
+    several = elements.planes if elements.planes > 1 else 0
+    filters = replace(filters, dtype=factor, planes=several)
+    # A kernel reads scalars of x's dtype, and floats.
+    scalars = {
+        word: (name, how if how.also == own else replace(how, also=torch.float32))
+        for word, (name, how) in read.items()
+    }
+    return {"w": (weight, filters), **scalars}
+
+
+def _along_results(order: Order) -> Order:
+    """(C, R, S, O) of what is (O, R, S, C)."""
+    return lambda weight: order(weight).permute(3, 1, 2, 0)
+
+
 H = TypeVar("H", bound=WarpgroupParts)
 
 
@@ -94,11 +121,28 @@ class HopperFamily(ConvFamily[H]):
 def not_a_warpgroups(
     step: Step, epilogue: ConvEpilogue, shape: ConvShape | None = None
 ) -> dict[str, object]:
-    """The reasons that no config computes this convolution, and whether they hold."""
-    attrs, dtype = epilogue.conv.attrs, step.types[epilogue.conv.inputs[0]].dtype
-    shape = shape or conv_shape(step, epilogue)
+    """The reasons that no config computes this convolution, all of one dtype, and whether they
+    hold.
+    """
+    dtypes = {type_.dtype for _, type_ in (*step.inputs, *step.outputs)}
     return {
-        f"a warpgroup multiplies float16 or bfloat16, got {dtype}": dtype not in ELEMENTS,
+        **not_multiplied(epilogue.conv.types[0].dtype, ELEMENTS),
+        f"operands of several dtypes: {', '.join(sorted(dtypes))}": len(dtypes) > 1,
+        **not_copied(step, epilogue, shape),
+    }
+
+
+def not_multiplied(dtype: str, known: Collection[str]) -> dict[str, object]:
+    """The reason to refuse a convolution that has another dtype, and whether it holds."""
+    return {f"a warpgroup multiplies {' or '.join(known)}, got {dtype}": dtype not in known}
+
+
+def not_copied(
+    step: Step, epilogue: ConvEpilogue, shape: ConvShape | None = None
+) -> dict[str, object]:
+    """The reasons that tensor copies cannot bring what a convolution reads."""
+    attrs, shape = epilogue.conv.attrs, shape or conv_shape(step, epilogue)
+    return {
         "only convolutions without groups and dilation": attrs["groups"] != 1
         or attrs["dilation"] != (1, 1),
         "there is nothing to compute": min(shape.n, shape.c, shape.o) == 0,
@@ -127,9 +171,10 @@ def estimate_us(design: Design, traffic_bytes: float, arch: Arch) -> float:
     assert arch.chip is not None
     cost, sms = arch.cost(COSTS), arch.chip.multiprocessors
     share = 1 / design.usual_taps if design.reuse else 1.0
-    loaded = design.image_bytes * share + design.tile_n * ROW_BYTES
+    loaded = design.image_bytes * share + design.filter_bytes
     # Products of 64 columns read shared memory as fast as it goes, beside the copies.
     slower = 1.35 if design.tile_n == 64 else 1.1
+    slower *= design.elements.rate
     products = design.tile_m / CHUNK * design.tile_n * 2 * slower / cost["sm_cycles_per_us"]
     step_us = max(loaded / cost["sm_bytes_per_us"], products)
     ends_us = 1.8 + design.tile_m * design.own * 2e-5 + 0.5 / design.stages

@@ -19,7 +19,7 @@ from plantune.graph.step import Step
 from plantune.kernels.cuda.launcher import Launcher
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper.design import Design
-from plantune.kernels.hopper.tiles import CHUNK, Box, ConvShape
+from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, Box, ConvShape
 from plantune.kernels.patterns.epilogue import ConvParts
 from plantune.kernels.weights.constants import Constants, Parameter
 
@@ -83,7 +83,8 @@ class Launch:
             x, *others, copied = place(stream)
             images = self._outputs() | dict(zip(self.parts.epilogue.images, others, strict=True))
             maps = kind(
-                x=image_map(x, design.shape, design.box, reuse=design.reuse), **self._weights()
+                x=image_map(x, design.shape, design.box, reuse=design.reuse, kind=self._kind),
+                **self._weights(),
             )
             for i, phase in enumerate(phases):
                 for word, image in images.items():
@@ -95,15 +96,24 @@ class Launch:
 
     def _weights(self) -> dict[str, TensorMap]:
         weights = [word for word in ("w", "w2") if word in self.constants]
-        rows = CHUNK if self.design.transposed else self.design.tile_n
-        return {word: weight_map(self._filter(word), rows) for word in weights}
+        design = self.design
+        if design.elements.planes:
+            return {word: planes_map(self._filter(word), design) for word in weights}
+        rows = CHUNK if design.transposed else design.tile_n
+        return {word: weight_map(self._filter(word), rows, self._kind) for word in weights}
+
+    @property
+    def _kind(self) -> str | None:
+        """What factors are on the way from memory: floats are rounded to what products read."""
+        elements = self.design.elements
+        return "tfloat32" if elements.factor == "float32" else None
 
     def _map(self, word: str, image: Tensor, phase: tuple[int, int]) -> TensorMap:
         """Of the channels that a block finishes: boxes of a phase of what it writes or adds, or of
         a pool's gradient, with a margin.
         """
         design, shape = self.design, self.design.shape
-        channels = min(design.own, CHUNK)
+        channels = design.own // -(-design.own * image.element_size() // ROW_BYTES)
         if word == "residual" and design.pool is not None:
             sides = Box(*design.pool.sides(design.box), design.box.n)
             return tile_map(image, image.shape, sides, channels)
@@ -111,10 +121,12 @@ class Launch:
         return tile_map(image, sizes, design.box, channels, shape.phases, phase)
 
     def _filter(self, word: str) -> Tensor:
-        """A weight as (O, R, S, C); the pixels of flattened images count as one."""
+        """A weight as (O, R, S, C), its planes one after the other; the pixels of flattened images
+        count as one.
+        """
         packed, shape = self.constants.tensor(word), self.design.shape
         single = (shape.r, shape.s) == (1, 1)
-        return packed.view(len(packed), 1, 1, -1) if single else packed
+        return packed.view(*packed.shape[:-3], 1, 1, -1) if single else packed
 
     def _outputs(self) -> dict[str, Tensor]:
         names = {"y": self.parts.y, "unshifted": self.parts.epilogue.unshifted}
@@ -181,7 +193,9 @@ def placing_images(
     return place
 
 
-def image_map(x: Tensor, shape: ConvShape, box: Box, *, reuse: bool) -> TensorMap:
+def image_map(
+    x: Tensor, shape: ConvShape, box: Box, *, reuse: bool, kind: str | None = None
+) -> TensorMap:
     row = shape.c * x.element_size()
     if reuse:
         columns, rows = box.w + shape.margin[0], box.h + shape.margin[1]
@@ -189,24 +203,38 @@ def image_map(x: Tensor, shape: ConvShape, box: Box, *, reuse: bool) -> TensorMa
     else:
         sides = (box.w * shape.stride[1], box.h * shape.stride[0])
     return tensor_map(
-        word(x),
+        kind or word(x),
         x.data_ptr(),
         (shape.c, shape.w, shape.h, shape.n),
         (row, row * shape.w, row * shape.w * shape.h),
-        (CHUNK, *sides, box.n),
+        (ROW_BYTES // x.element_size(), *sides, box.n),
         steps=(1, shape.stride[1], shape.stride[0], 1),
     )
 
 
-def weight_map(packed: Tensor, rows: int) -> TensorMap:
+def weight_map(packed: Tensor, rows: int, kind: str | None = None) -> TensorMap:
     o, r, s, c = packed.shape
+    row = c * packed.element_size()
+    return tensor_map(
+        kind or word(packed),
+        packed.data_ptr(),
+        (c, r * s, o),
+        (row, row * r * s),
+        (ROW_BYTES // packed.element_size(), 1, rows),
+    )
+
+
+def planes_map(packed: Tensor, design: Design) -> TensorMap:
+    """Of a step's channels: filters by filters in each plane, if there is more than one."""
+    planes, (o, r, s, c) = design.elements.planes, packed.shape[-4:]
     row = c * packed.element_size()
     return tensor_map(
         word(packed),
         packed.data_ptr(),
-        (c, r * s, o),
-        (row, row * r * s),
-        (CHUNK, 1, rows),
+        (c, o, planes, r * s),
+        (row * r * s, row * r * s * o, row),
+        (design.elements.chunk, design.tile_n, planes, 1),
+        swizzle_bytes=ROW_BYTES // 2,
     )
 
 
@@ -221,17 +249,17 @@ def tile_map(
     """Boxes of so many channels of an image of these sizes, or of the pixels of one phase of it."""
     n, c, h, w = sizes
     (down, across), (row, column) = phases, phase
-    pixel = c * image.element_size()
+    pixel, box_row = c * image.element_size(), channels * image.element_size()
     return tensor_map(
         word(image),
         image.data_ptr() + (row * w + column) * pixel,
         (c, -(-(w - column) // across), -(-(h - row) // down), n),
         (pixel * across, pixel * w * down, pixel * w * h),
         (channels, *box),
-        swizzle_bytes=channels * 2 if channels > 8 else 0,
+        swizzle_bytes=box_row if box_row > ALIGNMENT else 0,
     )
 
 
 def word(tensor: Tensor) -> str:
     """What a tensor map calls its elements."""
-    return "float16" if tensor.dtype == torch.float16 else "bfloat16"
+    return str(tensor.dtype).removeprefix("torch.")

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from plantune.errors import IllegalCandidate
 from plantune.kernels.chips import measured_chip
-from plantune.kernels.family import Arch, Attrs, Binding, Frame
+from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, refuse
 from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper.design import Design
+from plantune.kernels.hopper.elements import Elements, size_of
 from plantune.kernels.hopper.launch import Launch
+from plantune.kernels.hopper.products import ELEMENTS, FACTORS
 from plantune.kernels.hopper.tiles import PoolGather, dense_box, reused_box
+from plantune.kernels.patterns.epilogue import conv_epilogue
+from plantune.kernels.patterns.other_step import as_convolution
 from plantune.kernels.weights.constants import Constants
 
 INCLUDE = '#include "cuda/{}.h"\n'
 # From so many tiles of a multiprocessor on, blocks stay that have one alone.
 PERSISTENT_FROM = 1.5
+AXES = ("tile_m", "tile_n", "stages", "split_k", "reuse", "blocks_per_sm")
 # By whether they stay.
 KERNELS = {
     False: ("hopper_conv", "HopperConv"),
@@ -32,7 +38,39 @@ class PipelinedConv(hopper.HopperFamily[hopper.WarpgroupParts]):
     one, 5.6 with two, 6.4 with three (H200, 2026-11-20).
     """
 
-    transposed: ClassVar[bool] = False
+    # Whether it reads filters from the last tap to the first, and along their other axis.
+    reverses: ClassVar[bool] = False
+    # What it multiplies.
+    multiplies: ClassVar[Collection[str]] = ELEMENTS
+
+    def read(self, step: Step) -> hopper.WarpgroupParts:
+        step = as_convolution(step)
+        parts = hopper.WarpgroupParts(step, conv_epilogue(step, unshifted=True))
+        self.require_types(parts)
+        refuse(hopper.not_copied(step, parts.epilogue))
+        return parts
+
+    def require_types(self, parts: hopper.WarpgroupParts) -> None:
+        """Raises IllegalCandidate for element types that its kernels do not have."""
+        types, epilogue = parts.step.types, parts.epilogue
+        x, factor = types[parts.x].dtype, parts.conv.types[0].dtype
+        named = (parts.x, parts.y, epilogue.unshifted, *epilogue.images.values())
+        images = {types[name].dtype for name in named if name is not None}
+        sums = {types[added.name].dtype for added in epilogue.sums}
+        refuse(
+            {
+                **hopper.not_multiplied(factor, self.multiplies),
+                f"x of {x} as factors of {factor}": x not in (factor, "float32"),
+                f"images of {' and '.join(sorted(images))}": images - FACTORS.keys(),
+                f"sums of {' and '.join(sorted(sums))}": sums not in (set(), {x}, {"float32"}),
+            }
+        )
+
+    def elements(self, parts: hopper.WarpgroupParts, config: Attrs) -> Elements:
+        """The elements of its operands: floats of x are rounded on the way to 16 bits."""
+        factor = parts.conv.types[0].dtype
+        rounds = parts.step.types[parts.x].dtype != factor
+        return Elements.of(parts, factor, planes=1 if rounds else 0)
 
     def why_not_config(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> str | None:
         if config["reuse"] and (reason := hopper.why_not_reuse(parts.shape, int(config["tile_m"]))):
@@ -47,9 +85,11 @@ class PipelinedConv(hopper.HopperFamily[hopper.WarpgroupParts]):
         box = reused_box(shape, tile_m) if config["reuse"] else dense_box(shape, tile_m, margin)
         if box is None:
             raise IllegalCandidate(f"no box of {tile_m} pixels by 8x8 can be copied at once")
-        axes: dict[str, Any] = dict(config)
-        two = epilogue.unshifted or (len(epilogue.images) == 2 and pool is None)
-        axes.update(pool=pool, outputs=2 if two else 1, transposed=self.transposed)
+        axes: dict[str, Any] = {word: config[word] for word in AXES}
+        elements = self.elements(parts, config)
+        transposed = self.reverses and not elements.planes and size_of(elements.x) == 2
+        axes.update(pool=pool, elements=elements, tile_bytes=elements.tile_bytes(epilogue))
+        axes.update(transposed=transposed, reversed=self.reverses)
         design = Design(shape, box, **axes)
         alone = design.split_k == design.blocks_per_sm == 1
         if alone and design.blocks >= PERSISTENT_FROM * measured_chip().multiprocessors:
@@ -60,13 +100,17 @@ class PipelinedConv(hopper.HopperFamily[hopper.WarpgroupParts]):
     def source(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> str:
         design = self.design(parts, config)
         header, name = KERNELS[design.persistent]
-        constants = INCLUDE.format(header) + design.constants(parts.dtype, parts.epilogue)
+        sums = {parts.step.types[added.name].dtype for added in parts.epilogue.sums}
+        floats = bool(sums - {design.elements.x})
+        constants = INCLUDE.format(header)
+        constants += design.constants(parts.epilogue, float_sums=floats)
         kernel = design.kernel(name, "ConvScalars")
         return constants + kernel + design.sums(parts.epilogue.sums).source
 
     def bind(self, parts: hopper.WarpgroupParts, config: Attrs, frame: Frame) -> Binding:
-        constants = Constants(frame, hopper.filter_and_scalars(parts.step, parts.epilogue))
-        return Launch(parts, self.design(parts, config), frame, constants).bound()
+        design = self.design(parts, config)
+        constants = Constants(frame, hopper.constants_of(parts, design))
+        return Launch(parts, design, frame, constants).bound()
 
     def estimate_us(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> float:
         conv_us = hopper.estimate_us(self.design(parts, config), parts.step.traffic_bytes, arch)

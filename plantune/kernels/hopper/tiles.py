@@ -201,10 +201,10 @@ class PoolGather:
         w, h = self.sides(box)
         return w * h * box.n
 
-    def shared_bytes(self, box: Box, channels: int) -> int:
-        """The shared memory for a number of channels, in boxes of up to 64."""
-        boxes = -(-channels // CHUNK)
-        copied = self.pixels(box) * channels // boxes * 2
+    def shared_bytes(self, box: Box, channels: int, element_bytes: int = 2) -> int:
+        """The shared memory for a number of channels, in boxes of up to 128 bytes."""
+        boxes = -(-channels * element_bytes // ROW_BYTES)
+        copied = self.pixels(box) * channels // boxes * element_bytes
         return boxes * -(-copied // SWIZZLE_BYTES) * SWIZZLE_BYTES
 
     @property

@@ -128,7 +128,11 @@ class Constant:
 
     def fill(self) -> None:
         """Fills the memory by torch."""
-        self.memory.copy_(self.ordered())
+        self.put(self.ordered())
+
+    def put(self, ordered: Tensor) -> None:
+        """Fills the memory by torch with a value in the kernel's order."""
+        self.memory.copy_(ordered)
 
     def parameter(self) -> Parameter:
         """Where a kernel finds a number of each channel, or the one for all, in this pass."""
@@ -137,10 +141,23 @@ class Constant:
         return Parameter(found.data_ptr(), 0 if found.numel() == 1 else 1, is_float)
 
 
+class PlanesConstant(Constant):
+    """A float32 value as planes of bfloat16, whose sum it is; they come one after the other. The
+    first has what a float has in its upper half, see `csrc/cuda/planes.h`.
+    """
+
+    def put(self, ordered: Tensor) -> None:
+        rest = ordered.float()
+        for number, plane in enumerate(self.memory):
+            cut = rest.contiguous().view(torch.int32) & ~0xFFFF
+            plane.copy_(rest if number else cut.view(torch.float32))
+            rest = rest - plane.float()
+
+
 @dataclass(frozen=True)
 class Arrangement:
     """What makes a value a `Constant` of some kernel. Its memory has `rows` at least, which are
-    zeros after those of `shape`.
+    zeros after those of `shape`; or it is so many `planes` of that shape.
     """
 
     shape: tuple[int, ...]
@@ -150,9 +167,13 @@ class Arrangement:
     in_place: bool = False
     also: torch.dtype | None = None
     rows: int = 0
+    planes: int = 0
 
     def of(self, name: str, frame: Frame) -> Constant:
         """The value `name` in this arrangement."""
+        if self.planes:
+            room = Room((self.planes, *self.shape), self.dtype, frame.device)
+            return PlanesConstant(frame.values, name, room, self.order, packs=self.packs)
         memory: Tensor | Room = Room(self.shape, self.dtype, frame.device)
         if self.rows and self.rows > self.shape[0]:
             whole = (self.rows, *self.shape[1:])

@@ -13,7 +13,7 @@ from torch import Tensor
 from plantune.devices.cuda.structs import fields
 
 INPUTS, AXES, THREADS, CHUNK = 4, 4, 128, 1024
-PACK, TURN, TURNED = 255, 254, 2304
+PACK, TURN, SPLIT, TURNED = 255, 254, 253, 2304
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 WORD_BYTES = 16
 COUNT_MAX = (1 << 31) - 1  # of a tensor's elements, with those between them
@@ -100,6 +100,14 @@ def turning(memory: Tensor, source: Tensor) -> Job | None:
         return None
     job = Job(out=memory.data_ptr(), count=memory.numel(), inputs=1, expression=TURN)
     job.inputs_at[0], job.sizes[:] = source.data_ptr(), (filters, most, channels, taps)
+    return job
+
+
+def splitting(planes: Tensor, source: Tensor) -> Job | None:
+    """Fills planes of bfloat16, one after the other; None if the kernel cannot."""
+    job = job_of(planes[0], [source]) if planes.dtype == torch.bfloat16 else None
+    if job is not None:
+        job.expression, job.width = SPLIT, len(planes)
     return job
 
 

@@ -13,7 +13,7 @@ from plantune.devices.cuda.build import compile_cuda
 from plantune.devices.cuda.kernel import Kernel
 from plantune.kernels.patterns.derived import Derived
 from plantune.kernels.weights import jobs
-from plantune.kernels.weights.constants import Constant, is_view
+from plantune.kernels.weights.constants import Constant, PlanesConstant, is_view
 from plantune.space.arch import Arch
 
 # Jobs of a launch: what 4 KiB of arguments hold, and what 32 KiB do where the driver takes so much.
@@ -165,17 +165,19 @@ class Preparation:
         """The job of a constant, None if the kernel cannot do it."""
         if constant.by_torch or constant.memory.dtype not in jobs.TYPES:
             return None
-        derived = self._derived.get(constant.name)
+        derived, planes = self._derived.get(constant.name), isinstance(constant, PlanesConstant)
         if derived is not None:
-            return self._derived_job(constant, derived)
+            return None if planes else self._derived_job(constant, derived)
         source = self._sources[constant.name]
         if source.dtype not in jobs.TYPES:
             return None
         if constant.packs:
-            return self._packing(constant, source)
+            return None if planes else self._packing(constant, source)
         ordered = constant.order(source)
         if not is_view(ordered, source):
             return None
+        if planes:
+            return jobs.splitting(constant.memory, ordered)
         return jobs.turning(constant.memory, ordered) or jobs.job_of(constant.memory, [ordered])
 
     def _derived_job(self, constant: Constant, derived: Derived) -> jobs.Job | None:
@@ -186,7 +188,7 @@ class Preparation:
             if wide.dtype not in jobs.TYPES or not is_view(ordered, self._sources[name]):
                 return None
             inputs.append(ordered)
-        job = jobs.job_of(constant.memory, inputs) if expression < jobs.TURN else None
+        job = jobs.job_of(constant.memory, inputs) if expression < jobs.SPLIT else None
         if job is not None:
             job.expression = expression
         return job
@@ -218,4 +220,4 @@ def _room(count: int) -> int:
 
 
 def _fill_derived(constant: Constant, derived: Derived, sources: Mapping[str, Tensor]) -> None:
-    constant.memory.copy_(constant.order(derived.evaluate(sources)))
+    constant.put(constant.order(derived.evaluate(sources)))

@@ -10,6 +10,7 @@ from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, refuse
 from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper import squeeze
 from plantune.kernels.hopper.design import Design
+from plantune.kernels.hopper.elements import Elements
 from plantune.kernels.hopper.launch import Launch
 from plantune.kernels.hopper.tiles import (
     CHUNK,
@@ -90,6 +91,7 @@ class HopperBlock(hopper.HopperFamily[BlockParts]):
         layers = (16, squeeze.layers_bytes(tile_m, images, shape.o, parts.layers))
         middle = (SWIZZLE_BYTES, _middle_bytes(parts.second_shape, images))
         axes: dict[str, Any] = dict(config)
+        elements = Elements.single(parts.dtype)
         return Design(
             shape,
             Box(shape.q, shape.p, images),
@@ -97,7 +99,8 @@ class HopperBlock(hopper.HopperFamily[BlockParts]):
             tile_n=shape.o,
             split_k=1,
             reuse=hopper.why_not_reuse(shape, tile_m) is None,
-            outputs=1 if parts.epilogue.unshifted is None else 2,
+            elements=elements,
+            tile_bytes=elements.tile_bytes(parts.epilogue),
             extra=(layers, middle, (4, 2 * 4 * shape.o)),
         )
 
@@ -105,7 +108,6 @@ class HopperBlock(hopper.HopperFamily[BlockParts]):
         design, second = self.design(parts, config), parts.second_shape
         first = parts.first
         constants = design.constants(
-            parts.dtype,
             parts.epilogue,
             first.chain,
             **{"kR2": second.r, "kS2": second.s},

@@ -1,0 +1,42 @@
+"""How products of float32 are made of what Hopper's tensor cores multiply."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from plantune.devices.cuda.flags import float32_precisions
+from plantune.graph.step import Step
+from plantune.kernels.family import Arch, Attrs
+from plantune.kernels.hopper.elements import Elements
+from plantune.kernels.hopper.family import WarpgroupParts
+from plantune.kernels.hopper.pipelined import PipelinedConv
+
+# Of a float three factors of bfloat16 make six products, as exact as float32.
+PLANES = 3
+# Factors, and how many of them a float becomes.
+MATHS = {"tf32": ("float32", 0), "planes": ("bfloat16", PLANES)}
+
+
+class FloatProducts(PipelinedConv):
+    """Config: by `math` float32 is rounded to tf32, where torch's settings allow that, or split into
+    planes of bfloat16.
+    """
+
+    multiplies: ClassVar = ("float32",)
+
+    def elements(self, parts: WarpgroupParts, config: Attrs) -> Elements:
+        factor, planes = MATHS[str(config["math"])]
+        return Elements.of(parts, factor, planes)
+
+    def why_not_config(self, parts: WarpgroupParts, config: Attrs, arch: Arch) -> str | None:
+        return why_not_math(parts.step, config) or super().why_not_config(parts, config, arch)
+
+
+def why_not_math(step: Step, config: Attrs) -> str | None:
+    """Why products may not be rounded so, by torch's settings, or None if they may."""
+    conv, matmul, _ = float32_precisions()
+    asked = getattr(step, "asked", step)
+    precision = matmul if "matmul" in asked.ops else conv
+    if config["math"] == "tf32" and precision != "tf32":
+        return f"torch multiplies float32 in {precision}, not in tf32"
+    return None

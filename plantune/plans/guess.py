@@ -90,11 +90,14 @@ CUDA_PREFERENCES = (
     Preference("linear", most=1 << 16),
     Preference("conv_pair"),
     Preference("hopper_conv", rivals=("resident_conv", "grouped_conv")),
+    Preference("hopper_float_conv"),
     Preference("se_grad"),
     Preference("hopper_dgrad", starts=("conv2d_dgrad",), rivals=("resident_dgrad",)),
     # Margins of smaller boxes have as many pixels as the boxes: in se_resnet9's third block one
     # kernel took 60 us, two 51 (2,048 images, H200, 2026-11-22).
     Preference("hopper_dgrad", starts=("avg_pool2d_grad",), rivals=("resident_dgrad",), wide=4),
+    Preference("hopper_float_dgrad", starts=("conv2d_dgrad",)),
+    Preference("hopper_float_dgrad", starts=("avg_pool2d_grad",), wide=4),
     Preference("hopper_wgrad", {"layout": "nhwc"}),
     Preference("implicit_gemm_conv", rivals=("linear",)),
     Preference("linear"),

@@ -35,7 +35,7 @@ class Elements:
         types, epilogue = parts.step.types, parts.epilogue
         y = types[parts.y].dtype
         named = {"unshifted": epilogue.unshifted, **epilogue.images}
-        others = {word: y for word in ("unshifted", "residual", "saved")}
+        others = dict.fromkeys(("unshifted", "residual", "saved"), y)
         others |= {word: types[name].dtype for word, name in named.items() if name is not None}
         return Elements(types[parts.x].dtype, factor, planes, y, **others)
 

@@ -18,11 +18,13 @@ MATHS = {"tf32": ("float32", 0), "planes": ("bfloat16", PLANES)}
 
 
 class FloatProducts(PipelinedConv):
-    """Config: by `math` float32 is rounded to tf32, where torch's settings allow that, or split into
+    """Config: by `math` float32 is rounded to tf32, where torch's settings allow that, or becomes
     planes of bfloat16.
     """
 
     multiplies: ClassVar = ("float32",)
+    # Planes are made in each pass, from any strides.
+    reads_channels_last: ClassVar = False
 
     def elements(self, parts: WarpgroupParts, config: Attrs) -> Elements:
         factor, planes = MATHS[str(config["math"])]

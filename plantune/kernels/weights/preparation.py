@@ -165,20 +165,29 @@ class Preparation:
         """The job of a constant, None if the kernel cannot do it."""
         if constant.by_torch or constant.memory.dtype not in jobs.TYPES:
             return None
-        derived, planes = self._derived.get(constant.name), isinstance(constant, PlanesConstant)
+        derived = self._derived.get(constant.name)
+        if isinstance(constant, PlanesConstant):
+            return self._splitting(constant) if derived is None else None
         if derived is not None:
-            return None if planes else self._derived_job(constant, derived)
+            return self._derived_job(constant, derived)
         source = self._sources[constant.name]
         if source.dtype not in jobs.TYPES:
             return None
         if constant.packs:
-            return None if planes else self._packing(constant, source)
+            return self._packing(constant, source)
+        return self._ordering(constant, source)
+
+    def _ordering(self, constant: Constant, source: Tensor) -> jobs.Job | None:
         ordered = constant.order(source)
         if not is_view(ordered, source):
             return None
-        if planes:
-            return jobs.splitting(constant.memory, ordered)
         return jobs.turning(constant.memory, ordered) or jobs.job_of(constant.memory, [ordered])
+
+    def _splitting(self, constant: PlanesConstant) -> jobs.Job | None:
+        source = self._sources[constant.name]
+        ordered = constant.order(source)
+        known = source.dtype in jobs.TYPES and is_view(ordered, source)
+        return jobs.splitting(constant.memory, ordered) if known else None
 
     def _derived_job(self, constant: Constant, derived: Derived) -> jobs.Job | None:
         expression = self._expressions.index(derived.expression) + 1

@@ -19,6 +19,7 @@ from plantune.kernels.weights.jobs import (
     AXES,
     CHUNK,
     PACK,
+    SPLIT,
     THREADS,
     TURN,
     TURNED,
@@ -141,7 +142,8 @@ class Block:
         begin = block * CHUNK
         end = job.count if job.count - begin < CHUNK else begin + CHUNK
         assert 0 <= begin < end
-        (self.pack if job.expression == PACK else self.fill)(job, begin, end)
+        other = {PACK: self.pack, SPLIT: self.split}
+        other.get(job.expression, self.fill)(job, begin, end)
 
     def pack(self, job: Job, begin: int, end: int) -> None:
         index = self.memory.at(job.inputs_at[1], end, torch.int32)[begin:end].long()
@@ -166,9 +168,8 @@ class Block:
         made = self.memory.at(job.out, job.count, torch.int16)[filter_:]
         made[: channels * taps].view(taps, channels)[:, first : first + count] = tile.t()
 
-    def fill(self, job: Job, begin: int, end: int) -> None:
-        assert job.width in (1, 4, 8)
-        assert begin % job.width == end % job.width == 0
+    def elements(self, job: Job, begin: int, end: int) -> tuple[Tensor, list[Tensor]]:
+        """Where these go, and the inputs there."""
         at: list[Tensor] = []
         rest = torch.arange(begin, end)
         outermost = AXES - job.axes
@@ -187,7 +188,22 @@ class Block:
             read = places(job.in_strides[k])
             whole = self.memory.at(job.inputs_at[k], int(read.max()) + 1, dtype_of(job, k))
             inputs.append(whole[read].float())
-        to, dtype = places(job.out_strides), DTYPES[job.out_type]
+        return places(job.out_strides), inputs
+
+    def split(self, job: Job, begin: int, end: int) -> None:
+        assert 0 < job.width <= 3
+        to, (rest,) = self.elements(job, begin, end)
+        planes = self.memory.at(job.out, job.width * job.count, torch.bfloat16)
+        for number, plane in enumerate(planes.view(job.width, job.count)):
+            cut = (rest.view(torch.int32) & ~0xFFFF).view(torch.float32)
+            plane[to] = (rest if number else cut).bfloat16()
+            rest = rest - plane[to].float()
+
+    def fill(self, job: Job, begin: int, end: int) -> None:
+        assert job.width in (1, 4, 8)
+        assert begin % job.width == end % job.width == 0
+        to, inputs = self.elements(job, begin, end)
+        dtype = DTYPES[job.out_type]
         if job.width > 1:
             # One word for `width` neighbours, where the first of them goes.
             words = to.view(-1, job.width)

@@ -12,8 +12,9 @@ from torch import Tensor
 from plantune.devices.machine import arch_of
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.types import TensorType
+from plantune.kernels.family import Frame
 from plantune.kernels.patterns.derived import Derived, derived_values
-from plantune.kernels.weights.constants import Constant, as_it_is, by_pixels
+from plantune.kernels.weights.constants import Arrangement, Constant, as_it_is, by_pixels
 from plantune.kernels.weights.jobs import TURN
 from plantune.kernels.weights.preparation import FEW_JOBS, MANY_JOBS, SOME_JOBS, Preparation
 from plantune.space.arch import load_arch
@@ -121,6 +122,24 @@ def test_a_large_filter(layout, dtype):
     turns = layout == torch.contiguous_format and dtype != torch.float32
     assert preparation.expressions.count(TURN) == turns
     right(constants)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_planes(layout):
+    """As torch makes them."""
+    weight = torch.randn(72, 40, 3, 3, device=CUDA).contiguous(memory_format=layout)
+    values = {"w": weight}
+    how = Arrangement((72, 3, 3, 40), torch.bfloat16, by_pixels, planes=3)
+    constant = how.of("w", Frame(values, device=CUDA))
+    preparation = Counted([constant], values)
+    preparation.place()
+    spoil([constant])
+    preparation.run()
+    assert preparation.by_torch == 0
+    made = constant.memory.clone()
+    constant.fill()
+    assert torch.equal(constant.memory, made)
+    assert torch.equal(made.double().sum(0), constant.ordered().double())
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)

@@ -12,8 +12,14 @@ from plantune.devices.cuda.build import compile_cuda
 from plantune.graph.graph import Graph
 from plantune.kernels.patterns.derived import derived_values
 from plantune.kernels.weights import jobs as jobs_module
-from plantune.kernels.weights.constants import Constant, Room, as_it_is, by_pixels, flat
-from plantune.kernels.weights.jobs import TURN, Job, table_of
+from plantune.kernels.weights.constants import (
+    Constant,
+    Room,
+    as_it_is,
+    by_pixels,
+    flat,
+)
+from plantune.kernels.weights.jobs import SPLIT, Job, table_of
 from plantune.kernels.weights.preparation import FEW_JOBS, MANY_JOBS, SOME_JOBS, Preparation, source
 from plantune.plans.workload import Workload
 from plantune.space.arch import load_arch
@@ -279,11 +285,11 @@ def test_an_order_that_copies_is_done_again_in_each_pass(emulated):
 
 
 def test_more_expressions_than_a_byte_counts_are_left_to_torch(emulated, builder_of):
-    """Numbers from 254 on say that a job turns or packs."""
+    """Numbers from 253 on say that a job splits, turns or packs."""
 
     def emit(b):
         w = b.w(8)
-        return tuple(b("affine", w, alpha=1.0 + i, beta=0.0) for i in range(TURN + 3))
+        return tuple(b("affine", w, alpha=1.0 + i, beta=0.0) for i in range(SPLIT + 3))
 
     graph = builder_of(emit, "float32")
     weights = weights_of(graph)

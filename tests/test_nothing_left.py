@@ -21,7 +21,7 @@ import plantune
 from plantune.cli import main
 from plantune.errors import NoPlanLeft
 from plantune.runtime.calls import choose
-from plantune.search import phases
+from plantune.search import policy
 
 pytestmark = [
     pytest.mark.usefixtures("copied_processes", "without_compiler"),
@@ -116,9 +116,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(choose.UNPLANNED, "cpu", "eager")
     monkeypatch.setattr(sys, "path", list(sys.path))
     # Which plan is the fastest makes no difference here.
-    monkeypatch.setitem(phases.RANKED_TO, "cpu", 1.0)
-    monkeypatch.setattr(phases, "IMPROVED_TO", 1.0)
-    monkeypatch.setitem(phases.MAKES, "cpu", 1)
+    monkeypatch.setitem(policy.RANKED_TO, "cpu", 1.0)
+    monkeypatch.setattr(policy, "IMPROVED_TO", 1.0)
+    monkeypatch.setitem(policy.MAKES, "cpu", 1)
 
 
 def image(shape: str) -> Tensor:

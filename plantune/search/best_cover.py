@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from plantune.plans.planner.cover import NARROW_BEAM, Cover, Priced
+from plantune.search import policy
 from plantune.search.costs import Costs
 from plantune.search.results import StepsSum
-
-# The part of the time spent on finding it: 0.2 s for ResNet-50 in training.
-TELLING = 0.05
 
 
 class BestCover:
@@ -34,7 +32,7 @@ class BestCover:
             self._conversions_us = cost_us - sum(map(self._costs.of, cover))
         self._costs.discount = discount
         now = time.monotonic()
-        self._next_look = now + (now - start) / TELLING
+        self._next_look = now + (now - start) / policy.BEST_COVER_PART
 
     def look_now_and_then(self) -> None:
         """As `look`, in a part of the time."""

@@ -10,28 +10,10 @@ from dataclasses import replace
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
 from plantune.measure.timing import Effort
+from plantune.search import policy
 
-# What is kept for ranking and for the race: a part of the budget, or seconds if that is less.
-RANKING, RACING = (0.15, 10.0), (0.35, 15.0)
-# A race has some ten routes and calls each at least ten times. On a GPU cuDNN tries its
-# algorithms first: 22 s where a training pass takes 7.5 ms (five routes, H100, 2026-11-23).
-CALLS_IN_A_RACE = {"cpu": 100, "cuda": 3000}
-MOST_FOR_RACING = 0.6
-# When a race begins nothing more, this part of its time is left for its last rounds.
-LAST_ROUNDS = 0.25
 # Until the first phase: plans that are known, all candidates, the start of the workers.
 PREPARING = "preparing"
-# Without a race, everything that was measured would be wasted.
-LEAST_RACING_S = 3.0
-# Work still running when a phase ends may overrun into this part of the next phase; after the last
-# phase, into this part of the budget.
-GRACE, LAST_GRACE = {"measuring": 0.5, "ranking": 0.2}, 0.12
-# Beside building: references, checks with two seeds, timing.
-CHECKING_S = 0.5
-# The next candidate may take as long as the longest of this many of its family.
-REMEMBERED = 4
-# What an earlier search built is read from a cache, in this part of the time.
-CACHED = 0.2
 
 
 class Budget:
@@ -85,7 +67,7 @@ class Budget:
         """The effort, limited: nothing begins after the phase, and it is cut off soon after."""
         end, grace = self._start + self._end_s(phase), self._grace_s(phase)
         # A race goes on for some calls of every route; without them nothing is known.
-        early = LAST_ROUNDS * (self._end_s("racing") - self._end_s("ranking"))
+        early = policy.LAST_ROUNDS * (self._end_s("racing") - self._end_s("ranking"))
         until = end - early if phase == "racing" else end
         return replace(effort, until=until, cut_at=end + grace)
 
@@ -96,13 +78,13 @@ class Budget:
     def _grace_s(self, phase: str) -> float:
         later = {"measuring": "ranking", "ranking": "racing"}.get(phase)
         if later is None:
-            return LAST_GRACE * self.seconds
-        return GRACE[phase] * (self._end_s(later) - self._end_s(phase))
+            return policy.LAST_GRACE * self.seconds
+        return policy.GRACE[phase] * (self._end_s(later) - self._end_s(phase))
 
     def _end_s(self, phase: str) -> float:
-        racing = max(min(RACING[0] * self.seconds, RACING[1]), LEAST_RACING_S)
-        racing = min(max(racing, self.race_s), MOST_FOR_RACING * self.seconds)
-        ranking = min(RANKING[0] * self.seconds, RANKING[1])
+        racing = max(min(policy.RACING[0] * self.seconds, policy.RACING[1]), policy.LEAST_RACING_S)
+        racing = min(max(racing, self.race_s), policy.MOST_FOR_RACING * self.seconds)
+        ranking = min(policy.RANKING[0] * self.seconds, policy.RANKING[1])
         ends = {"racing": 0.0, "ranking": racing, "measuring": racing + ranking}
         return self.seconds - ends[phase]
 
@@ -113,7 +95,9 @@ class Durations:
     """
 
     def __init__(self) -> None:
-        self._seen: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._seen: defaultdict[str, deque[float]] = defaultdict(
+            lambda: deque(maxlen=policy.REMEMBERED)
+        )
 
     def learn(self, candidate: Candidate, seconds: float) -> None:
         self._seen[candidate.family].append(seconds)
@@ -123,10 +107,10 @@ class Durations:
         seen = self._seen.get(candidate.family)
         if seen:
             return max(seen)
-        return CHECKING_S + (0.0 if built else family_named(candidate.family).build_s)
+        return policy.CHECKING_S + (0.0 if built else family_named(candidate.family).build_s)
 
     def build_s(self, candidate: Candidate, *, cached: bool) -> float:
         """What building a candidate again in another process takes."""
         if not family_named(candidate.family).build_s:
             return 0.0
-        return self.seconds_of(candidate) * (CACHED if cached else 1.0)
+        return self.seconds_of(candidate) * (policy.CACHED if cached else 1.0)

@@ -10,16 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from plantune.base.outcome import Measured, Outcome
 from plantune.kernels.family import Candidate
 from plantune.plans.planner.candidates import Cluster, Key, StepCandidate
+from plantune.search import policy
 from plantune.search.costs import Costs
 from plantune.search.queue import Queue
 from plantune.search.studies import Studies
 
-# The best configs of a cluster are tried at each of its steps before new ones.
-BEST_OF_CLUSTER = 2
-# A family with this many wrong or crashing kernels before one works is given up.
+# Rejections that are a kernel's fault: it is wrong, or crashes.
 SERIOUS_STAGES = ("numerics", "crash", "timeout", "memory")
-MOST_FAULTS = 6
-
 # Below this, a time counts as zero.
 LEAST_US = 1e-3
 # A candidate, and how much of a pass's time it takes at all of its places.
@@ -70,7 +67,7 @@ class Clusters:
             self._faults[family] += serious
             queue.learn(candidate.candidate, None, serious=serious)
             return None
-        self._faults[family] -= MOST_FAULTS
+        self._faults[family] -= policy.MOST_FAULTS
         at_step = (candidate.step.signature, candidate.cluster)
         relative = outcome.median_us / self._least_estimate[at_step]
         queue.learn(candidate.candidate, relative)
@@ -120,9 +117,9 @@ class Clusters:
         self, cluster: Cluster, candidates: Mapping[Candidate, StepCandidate], wanted: int
     ) -> list[StepCandidate]:
         _, family, *_ = cluster
-        if self._faults[family] >= MOST_FAULTS:
+        if self._faults[family] >= policy.MOST_FAULTS:
             return []
         queue = self._queues[cluster]
-        best = [candidates[c] for c in queue.best(BEST_OF_CLUSTER) if c in candidates]
+        best = [candidates[c] for c in queue.best(policy.BEST_OF_CLUSTER) if c in candidates]
         unknown = [candidate for candidate in best if not self._costs.knows(candidate)]
         return [*unknown, *(candidates[c] for c in queue.upcoming(candidates, wanted))]

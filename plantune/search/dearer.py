@@ -10,8 +10,8 @@ from plantune.kernels.conversions import ConversionCost, conversion_cost
 from plantune.plans.plan import Plan
 from plantune.plans.planner.candidates import StepCandidate, candidates_of
 from plantune.plans.planner.cover import Cover, best_covers
+from plantune.search import policy
 from plantune.search.costs import Costs
-from plantune.search.ranking import CLOSE
 from plantune.search.step_search import StepSearch
 from plantune.space import SearchSpace
 
@@ -42,7 +42,7 @@ def _is_dearer(
     chosen = {(item.nodes, item.candidate) for item in own}
     common = [item for item in cover if (item.nodes, item.candidate) in chosen]
     apart_us = best_us - sum(map(steps.costs.of, common))
-    limit_us = best_us + CLOSE[kind] * apart_us + ROUNDING_US
+    limit_us = best_us + policy.CLOSE[kind] * apart_us + ROUNDING_US
     return _least_us(own, graph, steps.costs, conversion_cost(space.arch)) > limit_us
 
 

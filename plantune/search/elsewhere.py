@@ -16,17 +16,8 @@ from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort
 from plantune.measure.worker.client import Worker
 from plantune.plans.plan import Plan
+from plantune.search import policy
 from plantune.search.budget import Budget
-
-# The time that must be left for a route of torch.compile to join the race; others always join.
-COMPILING_S = {"compile-default": 25.0, "compile-reduce-overhead": 25.0}
-# For each node of the forward pass if that is more: 47 s for densenet121's 1,822, 18 to 22 s for
-# the 777 to 939 of four others of torchvision (H200, 8 cores beside a search, 2026-11-23).
-COMPILING_NODE_S = 0.03
-# Where the kernels are in inductor's cache already.
-COMPILED_AHEAD_S = 12.0
-# A few calls: what counts is that they run, and that the plan's outputs are right.
-CALLS_S = 0.2
 
 
 def start_all(workers: Sequence[Worker], cut_at: float) -> None:
@@ -57,7 +48,7 @@ def compiled_elsewhere(
 
     def compile_all() -> None:
         for name in routes:
-            effort = budget.limited(Effort(budget_s=CALLS_S), "ranking")
+            effort = budget.limited(Effort(budget_s=policy.RUN_AHEAD_S), "ranking")
             with suppress(PlantuneError):  # then it compiles in the race, if there is time
                 race = workers[0].race(raced, None, (name,), effort, seed)
                 ready.update(race.timings)
@@ -73,7 +64,7 @@ def prove_elsewhere(workers: Sequence[Worker], raced: Raced, plan: Plan, budget:
 
     A GPU that is lost, or for which no time is left, proves nothing, which is warned of.
     """
-    effort = budget.limited(Effort(budget_s=CALLS_S), "racing")
+    effort = budget.limited(Effort(budget_s=policy.RUN_AHEAD_S), "racing")
 
     def prove(worker: Worker) -> str | None:
         """Why it proves nothing; said in the caller's thread, whose lines a warning names."""

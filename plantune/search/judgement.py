@@ -18,11 +18,9 @@ from plantune.plans.plan import EAGER, FROZEN_ROUTES, LIVE_ROUTES, PROGRAM, Plan
 from plantune.plans.standing import CAPTURED, EAGER_RATIO, UNBEATEN, UNBEATEN_RATIO, ratio_evidence
 from plantune.plans.verdict import FASTER, SLOWER, Interval
 from plantune.plans.written_words import BEST_ROUTE, BEST_ROUTE_MS, MEASURED, RACED_ROUTES
+from plantune.search import policy
 from plantune.search.results import StepsSum
 from plantune.space import SearchSpace
-
-# The usual factor, either way, between a whole pass and the sum of its steps.
-USUAL_FACTOR = 1.5
 
 
 @dataclass(frozen=True)
@@ -207,7 +205,7 @@ def race_notes(race: Race, plan: StepsSum, eager: StepsSum, machine: State) -> l
         if timing is None or steps.estimated or not 0 < steps.us < math.inf:
             continue
         factor = timing.median_us / steps.us
-        if not 1 / USUAL_FACTOR <= factor <= USUAL_FACTOR:
+        if not 1 / policy.USUAL_FACTOR <= factor <= policy.USUAL_FACTOR:
             what = f"{name}: {timing.median_us / 1e3:.3g} ms in the race, its steps alone"
             why = _why_different(factor, timing.noisy, machine)
             lines.append(f"{what} {steps.us / 1e3:.3g} ms: {why}")

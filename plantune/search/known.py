@@ -23,11 +23,9 @@ from plantune.plans.plan import EAGER, Choice, Plan, check_plan, is_for, named_a
 from plantune.plans.planner.candidates import FRAMEWORK, VIEW
 from plantune.plans.problem import Problem
 from plantune.plans.written_words import MEASURED, PREDICTED
+from plantune.search import policy
 from plantune.search.ranking import distinct, fallback
 from plantune.space import SearchSpace
-
-# How many plans of the problem itself, and of others of the same network.
-MOST_OWN, MOST_OTHERS = 4, 4
 
 
 def known_plans(
@@ -53,7 +51,7 @@ def known_plans(
     plans = [named_as(row.plan, graph) for row in own] + [row.plan for row in others]
     fitting = (fitted(plan, graph, space) for plan in plans)
     found = distinct(plan for plan in fitting if plan is not None)
-    return found[: MOST_OWN + MOST_OTHERS]
+    return found[: policy.MOST_OWN + policy.MOST_OTHERS]
 
 
 def incumbent(

@@ -28,53 +28,15 @@ from plantune.measure.worker.client import Worker
 from plantune.plans.plan import Plan
 from plantune.plans.problem import Problem
 from plantune.plans.written_words import MEASURED
-from plantune.search import ranking
+from plantune.search import policy, ranking
 from plantune.search.budget import Budget
-from plantune.search.elsewhere import (
-    COMPILED_AHEAD_S,
-    COMPILING_NODE_S,
-    COMPILING_S,
-    compiled_elsewhere,
-    prove_elsewhere,
-)
+from plantune.search.elsewhere import compiled_elsewhere, prove_elsewhere
 from plantune.search.judgement import TimedPairs, pairs_of, repeated, undecided
 from plantune.search.results import Report, Settings
 from plantune.search.step_search import StepSearch
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 
-SWAPS_AT_ONCE = 7
-REFINING_S = 1.0
-# Plans are not ranked if there is less time for it.
-LEAST_RANKING_S = 0.3
-# Of the time to rank plans, for timing all of them.
-FIRST_PART = {"cpu": 0.3, "cuda": 0.5}
-# Of what is left then, for the plans that may be the fastest, timed alone. On a CPU the right plan
-# gains more than other candidates for some of its steps, which are tried afterwards.
-CLOSE_PART = {"cpu": 0.75, "cuda": 0.5}
-# Plans are timed until the median of each beside the others' is known to this part. On a CPU where
-# its memory lies moves a plan by 2.5 %: rounds that say more cost time and change no choice (20 of
-# 33 s at 4 ms a call, by the simulation in tests/search/test_plans_by_makes.py).
-RANKED_TO = {"cpu": 0.02, "cuda": 0.005}
-# Runners-up of single steps change less: known to 2 %, those that gain tied with those that do not,
-# and plans of 0.4 ms a call ended 0.7 % slower (simulated).
-IMPROVED_TO = 0.005
-# How often each of them is made, by kind of arch: two makes of one plan took 4.49 and 4.83 ms in
-# turns with each other (se_resnet9_fixup, 4 images, 2 cores, 2026-11-23), because of where their
-# memory happened to be. With one make each, luck chose plans that are 8 and 11 % slower.
-MAKES = {"cpu": 3, "cuda": 1}
-# On a busy machine only this many of the best plans are ranked, and the last one.
-FEW = 3
-ALONE_S = 0.2
-RACE_S = 8.0
-# No race begins with less time: it takes longer to make a plan's program and to prove it.
-LEAST_RACE_S = 0.5
-MOST_RACES = 3
-# An undecided race is repeated for the routes concerned, if there is time.
-MOST_REPEATS = 4
-LEAST_REPEAT_S = 1.0
-# Two passes are compiled in training: 31 to 37 s for se_resnet9_fixup (H200, 2026-11-23).
-BOTH_PASSES = 2
 # The time that must be left for a route of torch.compile to join the race; others always join.
 NEVER_S = float("inf")
 NOT_COMPARED = "the plan that calls use now was not compared"
@@ -124,7 +86,7 @@ def time_plans(run: Run, plans: Sequence[Plan], effort: Effort) -> list[Found]:
     except (MeasureTimeout, WorkerDied) as error:
         if len(plans) == 1:
             return [Rejected("crash", str(error))]
-    short = replace(effort, budget_s=ALONE_S)
+    short = replace(effort, budget_s=policy.ALONE_S)
     alone = [time_plans(run, [plan], short)[0] for plan in plans]
     survivors = [p for p, found in zip(plans, alone, strict=True) if isinstance(found, Timing)]
     try:
@@ -142,7 +104,7 @@ def compared(arch: Arch, seconds: float) -> Effort:
     noisy left no time for the plans that may be the fastest, and took 23 of 60 s on a busy machine
     before anything was measured (2 cores, 2026-11-23).
     """
-    known_to = RANKED_TO[arch.kind]
+    known_to = policy.RANKED_TO[arch.kind]
     return Effort(budget_s=seconds, tolerance=known_to, retries=0, relative=True)
 
 
@@ -151,7 +113,7 @@ def makes_that_fit(kind: str, calls_us: float, seconds: float) -> int:
     case, with two calls of each make, should fit into these seconds.
     """
     round_s = 2 * LEAST_SAMPLES * calls_us / 1e6
-    return max(1, min(MAKES[kind], int(seconds / round_s)))
+    return max(1, min(policy.MAKES[kind], int(seconds / round_s)))
 
 
 def time_makes(run: Run, plans: Sequence[Plan], effort: Effort, makes: int) -> list[Found]:
@@ -184,12 +146,14 @@ def rank(
     plans = ranking.affordable(plans, run.graph, run.space, run.steps, left_s, built)
     _require_among(plans, needed)
     if machine.word == "busy":  # a call may take a hundred times as long
-        plans = [*plans[:FEW], *plans[FEW:][-1:]]
-    if left_s < LEAST_RANKING_S:
+        plans = [*plans[: policy.FEW_PLANS], *plans[policy.FEW_PLANS :][-1:]]
+    if left_s < policy.LEAST_RANKING_S:
         return plans
     run.enter("ranking")
     arch = run.space.arch
-    effort = run.budget.limited(compared(arch, FIRST_PART[arch.kind] * left_s), "ranking")
+    effort = run.budget.limited(
+        compared(arch, policy.RANKED_AT_FIRST[arch.kind] * left_s), "ranking"
+    )
     try:
         timings = time_plans(run, plans, effort)
     except OutOfTime:
@@ -232,9 +196,9 @@ def _close_again(run: Run, plans: Sequence[Plan], timings: Sequence[Found]) -> l
     arch, kind = run.space.arch, run.space.arch.kind
     found, places = list(timings), ranking.close(timings, kind)
     left_s = run.budget.left_for("ranking")
-    if len(places) < 2 or left_s < LEAST_RANKING_S:
+    if len(places) < 2 or left_s < policy.LEAST_RANKING_S:
         return found
-    effort = run.budget.limited(compared(arch, CLOSE_PART[kind] * left_s), "ranking")
+    effort = run.budget.limited(compared(arch, policy.CLOSE_PART[kind] * left_s), "ranking")
     calls_us = sum(t.median_us for t in (found[i] for i in places) if isinstance(t, Timing))
     makes = makes_that_fit(kind, calls_us, effort.budget_s)
     try:
@@ -251,7 +215,7 @@ def _improved(run: Run, plan: Plan, call_us: float) -> Plan:
     """
     graph, space, budget = run.graph, run.space, run.budget
     left = ranking.swaps(plan, graph, space, run.steps.costs.outcomes)
-    effort = replace(compared(space.arch, REFINING_S), tolerance=IMPROVED_TO)
+    effort = replace(compared(space.arch, policy.REFINING_S), tolerance=policy.IMPROVED_TO)
     effort = budget.limited(effort, "ranking")
 
     def timed(plans: Sequence[Plan]) -> Sequence[Found]:
@@ -261,11 +225,11 @@ def _improved(run: Run, plan: Plan, call_us: float) -> Plan:
         return time_makes(run, plans, effort, makes)
 
     with suppress(OutOfTime):  # it is good as it is
-        if budget.left_for("ranking") > REFINING_S:
+        if budget.left_for("ranking") > policy.REFINING_S:
             plan = ranking.branched(plan, graph, space, timed)
-        while left and budget.left_for("ranking") > REFINING_S:
+        while left and budget.left_for("ranking") > policy.REFINING_S:
             run.enter("ranking")
-            now, left = left[:SWAPS_AT_ONCE], left[SWAPS_AT_ONCE:]
+            now, left = left[: policy.SWAPS_AT_ONCE], left[policy.SWAPS_AT_ONCE :]
             plan = ranking.improved(plan, graph, space, now, timed)
     return plan
 
@@ -281,7 +245,7 @@ def race_first(
     """
     failed = [] if failed is None else failed
     known = [plan for plan in plans if in_use is not None and ranking.choose_alike(plan, in_use)]
-    for plan in dict.fromkeys((*plans[:MOST_RACES], *known, plans[-1])):
+    for plan in dict.fromkeys((*plans[: policy.MOST_RACES], *known, plans[-1])):
         try:
             return plan, _proved(run, plan, _race(run, plan))
         except FAILURES as error:
@@ -302,8 +266,12 @@ def _proved(run: Run, plan: Plan, race: Race) -> Race:
 
 def race_again(run: Run, plan: Plan, race: Race) -> TimedPairs:
     """The plan against each route, with more rounds while it is open who is faster."""
-    pairs, left = pairs_of(race), MOST_REPEATS
-    while (routes := undecided(pairs)) and left and run.budget.left_for("racing") > LEAST_REPEAT_S:
+    pairs, left = pairs_of(race), policy.MOST_REPEATS
+    while (
+        (routes := undecided(pairs))
+        and left
+        and run.budget.left_for("racing") > policy.LEAST_REPEAT_S
+    ):
         run.enter("racing")
         left -= 1
         try:
@@ -318,7 +286,7 @@ def compiled_ahead(run: Run) -> Callable[[], frozenset[str]]:
     of them are ready when it is asked.
     """
     known = run.settings.routes or framework_routes(run.problem.arch, run.problem.mode)
-    wanted = [name for name in known if name in COMPILING_S]
+    wanted = [name for name in known if name in policy.COMPILING_S]
     raced = Raced(run.problem, run.tape)
     return compiled_elsewhere(run.others, raced, wanted, run.budget, run.settings.seed)
 
@@ -326,12 +294,12 @@ def compiled_ahead(run: Run) -> Callable[[], frozenset[str]]:
 def _race(run: Run, plan: Plan, routes: tuple[str, ...] | None = None) -> Race:
     """The plan against the routes; one that compiles for long joins only if there is time."""
     left_s = run.budget.left_s
-    if left_s < LEAST_RACE_S:
+    if left_s < policy.LEAST_RACE_S:
         raise OutOfTime("there was no time left for a race")
     routes = routes or run.settings.routes
     if routes is None:
         routes = _joining(run, left_s)
-    effort = run.budget.limited(Effort(budget_s=min(left_s / 3, RACE_S)), "racing")
+    effort = run.budget.limited(Effort(budget_s=min(left_s / 3, policy.RACE_S)), "racing")
     seed = run.settings.seed
     return run.worker.race(Raced(run.problem, run.tape), plan, routes, effort, seed)
 
@@ -355,11 +323,13 @@ def _needed_s(run: Run, route: str) -> float:
     if not route.startswith("compile"):
         return 0.0
     if route in run.ahead:
-        needed_s = COMPILED_AHEAD_S
+        needed_s = policy.COMPILED_AHEAD_S
     else:
         forward = run.graph.nodes[: run.graph.backward_from]
-        needed_s = max(COMPILING_S.get(route, NEVER_S), COMPILING_NODE_S * len(forward))
-    return needed_s * (BOTH_PASSES if run.problem.mode == "train" else 1)
+        needed_s = max(
+            policy.COMPILING_S.get(route, NEVER_S), policy.COMPILING_NODE_S * len(forward)
+        )
+    return needed_s * (policy.BOTH_PASSES if run.problem.mode == "train" else 1)
 
 
 def _why_none(problem: Problem, timings: Sequence[Found]) -> str:

@@ -31,13 +31,12 @@ from plantune.plans.planner.candidates import Key, StepCandidate, step_candidate
 from plantune.plans.planner.cover import Cover, best_covers
 from plantune.plans.problem import Problem
 from plantune.plans.written_words import PREDICTED
+from plantune.search import policy
 from plantune.search.costs import Costs
 from plantune.search.ranking import plan_of
 from plantune.space import Arch
 from plantune.space.search_space import load_search_space
 
-# After so many failed configs of a family for a step and layout, the rest of them is left alone.
-FAILURES_MAX = 3
 UNCHECKED = "not checked"
 
 Say = Callable[[str], None]
@@ -85,7 +84,7 @@ class PredictedCosts(Costs):
 
     def of(self, candidate: StepCandidate) -> float:
         """Microseconds; infinite for what cannot be used."""
-        given_up = self.closed or self._failures[_configs_of(candidate)] >= FAILURES_MAX
+        given_up = self.closed or self._failures[_configs_of(candidate)] >= policy.FAILURES_MAX
         unknown = given_up and not self.knows(candidate)
         return math.inf if candidate.key in self.outcomes or unknown else candidate.estimate_us
 

@@ -6,20 +6,8 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 
 from plantune.kernels.family import Candidate
+from plantune.search import policy
 from plantune.search.studies import Studies
-
-# After so many configs without a better one the rest is left alone.
-PATIENCE = 12
-# A wrong result or a crash counts for several: it costs seconds, and is more often the fault of the
-# kernel than of its config.
-SERIOUS = 4
-# A better one is better by more than two measurements of one candidate differ.
-BETTER = 0.99
-# Of more configs than this the first ones are tried in order, the others sampled, at least as many
-# as patience says.
-MOST_IN_ORDER = 300
-FIRST = 16
-BATCH = 8
 
 
 class Queue:
@@ -31,7 +19,7 @@ class Queue:
     def __init__(self, candidates: Sequence[Candidate], studies: Studies | None = None) -> None:
         self.candidates = candidates
         self._left = dict.fromkeys(candidates)
-        self._is_large = len(candidates) > MOST_IN_ORDER
+        self._is_large = len(candidates) > policy.MOST_IN_ORDER
         self._studies = studies
         self._proposed: deque[Candidate] = deque()
         self._tried: dict[Candidate, float | None] = {}
@@ -48,10 +36,10 @@ class Queue:
             relative is not None and (known is None or relative < known)
         ):
             self._tried[candidate] = relative
-        if relative is not None and relative < BETTER * self._best:
+        if relative is not None and relative < policy.BETTER * self._best:
             self._without_better = 0
         elif is_new:
-            self._without_better += SERIOUS if serious else 1
+            self._without_better += policy.SERIOUS if serious else 1
             self._was_serious |= serious
         if relative is not None:
             self._best = min(self._best, relative)
@@ -59,8 +47,12 @@ class Queue:
     @property
     def finished(self) -> bool:
         """Whether more trials are unlikely to help."""
-        enough = not self._is_large or self._was_serious or len(self._tried) >= FIRST + PATIENCE
-        return not self._left or (self._without_better >= PATIENCE and enough)
+        enough = (
+            not self._is_large
+            or self._was_serious
+            or len(self._tried) >= policy.TRIED_IN_ORDER + policy.PATIENCE
+        )
+        return not self._left or (self._without_better >= policy.PATIENCE and enough)
 
     def best(self, wanted: int) -> list[Candidate]:
         """The fastest of those that were tried at any step."""
@@ -80,11 +72,15 @@ class Queue:
         return found
 
     def _order(self, wanted: int) -> Iterator[Candidate]:
-        if self._is_large and self._studies is not None and len(self._tried) >= FIRST:
+        if (
+            self._is_large
+            and self._studies is not None
+            and len(self._tried) >= policy.TRIED_IN_ORDER
+        ):
             self._proposed = deque(c for c in self._proposed if c in self._left)
             if len(self._proposed) < wanted:
                 left = [c for c in self._left if c not in self._proposed]
-                batch = max(wanted, BATCH)
+                batch = max(wanted, policy.SAMPLED_AT_ONCE)
                 self._proposed += self._studies.propose(self._tried, left, batch)
             yield from self._proposed
         yield from self._left

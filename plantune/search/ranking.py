@@ -22,27 +22,11 @@ from plantune.plans.planner.cover import Cover
 from plantune.plans.written_words import MEASURED
 from plantune.runtime.program.branches import branches_of
 from plantune.runtime.program.schedule import make_schedule
+from plantune.search import policy
 from plantune.search.builds import built_as
 from plantune.search.costs import times_us
 from plantune.search.step_search import StepSearch
 from plantune.space.search_space import SearchSpace
-
-# A smaller difference is not worth a more complicated plan.
-TIE = 0.01
-TIE_RESAMPLES = 200
-# Of few rounds on a busy machine everything ties: what looks slower than this is not preferred for
-# being simple. So a search at batch 32 had kept a plan that took 1.27 of another's time, and with
-# 0.02 here one that took 1.05: by simulation three searches end within 3 % in 182 of 200 instead of
-# 161 (4 ms a call).
-UNSURE = 0.005
-# Plans that are slower by at most this in few rounds of one make may be the fastest: they run some
-# more. By the kind of arch: on a CPU two makes of one plan were 7 % apart.
-CLOSE = {"cpu": 0.1, "cuda": 0.06}
-# The best of them, so that each has enough.
-MOST_CLOSE = 4
-# Candidates that are slower by more than this alone are not compared again.
-NEAR = 1.15
-RUNNERS_UP = 3
 
 Swap = Mapping[str, Candidate]
 TimePlans = Callable[[Sequence[Plan]], Sequence[Timing | Rejected]]
@@ -97,7 +81,7 @@ def fastest(plans: Sequence[Plan], timings: Sequence[Timing | Rejected]) -> int 
     if not times:
         return None
     best = min(times, key=lambda i: times[i].median_us)
-    near_us = (1 + UNSURE) * times[best].median_us
+    near_us = (1 + policy.UNSURE) * times[best].median_us
     near = [i for i in times if times[i].median_us <= near_us]
     ties = [i for i in near if is_tie(times[i], times[best])]
     return min(ties, key=lambda i: (complexity(plans[i]), times[i].median_us))
@@ -107,8 +91,8 @@ def close(timings: Sequence[Timing | Rejected], kind: str) -> list[int]:
     """The indices of those that may be the fastest on this kind of arch."""
     times = {i: timing.median_us for i, timing in enumerate(timings) if isinstance(timing, Timing)}
     least = min(times.values(), default=0.0)
-    near = [i for i, us in times.items() if us <= (1 + CLOSE[kind]) * least]
-    return sorted(sorted(near, key=times.__getitem__)[:MOST_CLOSE])
+    near = [i for i, us in times.items() if us <= (1 + policy.CLOSE[kind]) * least]
+    return sorted(sorted(near, key=times.__getitem__)[: policy.MOST_CLOSE])
 
 
 def evened(timings: Sequence[Timing | Rejected]) -> list[Timing | Rejected]:
@@ -178,7 +162,7 @@ def kept(
         found = None if index is None else timings[index]
         if index is None or not isinstance(found, Timing) or not isinstance(best, Timing):
             continue
-        if not ratio_interval(*in_common(best, found), resamples=TIE_RESAMPLES).high < 1:
+        if not ratio_interval(*in_common(best, found), resamples=policy.TIE_RESAMPLES).high < 1:
             return index
     return winner
 
@@ -188,8 +172,8 @@ def is_tie(one: Timing, other: Timing) -> bool:
 
     The spread of each alone would say less: a machine whose clock has two speeds affects both.
     """
-    interval = ratio_interval(*in_common(one, other), resamples=TIE_RESAMPLES)
-    return interval.low <= 1 + TIE and interval.high >= 1 - TIE
+    interval = ratio_interval(*in_common(one, other), resamples=policy.TIE_RESAMPLES)
+    return interval.low <= 1 + policy.TIE and interval.high >= 1 - policy.TIE
 
 
 def complexity(plan: Plan) -> tuple[int, int]:
@@ -277,8 +261,10 @@ def swaps(
     found: list[tuple[float, Swap]] = []
     for (signature, candidate), names in places.items():
         ranked = sorted(times.get(signature, {}).items(), key=lambda pair: pair[1])
-        limit = NEAR * ranked[0][1] if ranked else 0.0
-        others = [(c, us) for c, us in ranked if c != candidate and us <= limit][:RUNNERS_UP]
+        limit = policy.NEAR * ranked[0][1] if ranked else 0.0
+        others = [(c, us) for c, us in ranked if c != candidate and us <= limit][
+            : policy.RUNNERS_UP
+        ]
         found += [(us * len(names), dict.fromkeys(names, other)) for other, us in others]
     return [swap for _, swap in sorted(found, key=lambda pair: -pair[0])]
 

@@ -23,7 +23,7 @@ from plantune.plans.plan import Plan, check_plan
 from plantune.plans.planner.cover import Cover
 from plantune.plans.problem import Problem
 from plantune.search import policy
-from plantune.search.budget import CALLS_IN_A_RACE, Budget
+from plantune.search.budget import Budget
 from plantune.search.builds import Builds, builds_for
 from plantune.search.dearer import without_dearer
 from plantune.search.elsewhere import prove_elsewhere, start_all
@@ -235,7 +235,7 @@ class Search:
         run.budget.race_s = max(run.budget.race_s, self._race_s(us))
 
     def _race_s(self, call_us: float) -> float:
-        calls_s = CALLS_IN_A_RACE[self.space.arch.kind] * call_us / 1e6
+        calls_s = policy.CALLS_IN_A_RACE[self.space.arch.kind] * call_us / 1e6
         return max(calls_s, policy.TRAINING_S if self.problem.mode == "train" else 0.0)
 
     def _begin(self, run: Run) -> None:

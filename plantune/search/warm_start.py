@@ -11,17 +11,10 @@ from plantune.graph import Graph
 from plantune.measure.timing import Timing
 from plantune.plans.plan import Plan
 from plantune.plans.planner.candidates import LONG_BUILD_S, StepCandidate, candidates_of
+from plantune.search import policy
 from plantune.search.phases import Run, compared, time_plans
 from plantune.search.ranking import affordable, distinct, is_late
 from plantune.space import SearchSpace
-
-# The time to compare known plans: a part of the budget, or these seconds if that is less.
-PART, MOST_S = 0.1, 8.0
-# Before that, the part of the time to measure in which the nearest one should be built: others may
-# need none of its kernels. Where nothing is measured meanwhile, these seconds if that is less.
-BUILDING, BUILDING_S = 0.75, 20.0
-# How long it waits without a sign of life.
-TELLING_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +38,7 @@ def warm_start(run: Run, known: Sequence[Plan], guess: Plan | None) -> WarmStart
     there is time, and the guess: so a search that ends early has a good plan.
     """
     budget = run.budget
-    seconds = min(PART * budget.seconds, MOST_S)
+    seconds = min(policy.COMPARING * budget.seconds, policy.COMPARING_S)
     in_time = bool(known) and _built_in_time(run, known[0])
     # Where the first one is not built, only those that lack nothing.
     for_others_s = min(2 * seconds, budget.left_for("measuring") / 2) if in_time else 0.0
@@ -75,7 +68,11 @@ def _built_in_time(run: Run, plan: Plan) -> bool:
     # What an earlier search measured is most likely in the caches of the disk.
     kernels = [c for c in quick_kernels(plan, run.graph, run.space) if not knows(c)]
     whole_s = budget.left_for("measuring")
-    most_s = min(BUILDING * whole_s, BUILDING_S) if builds.pauses else BUILDING * whole_s
+    most_s = (
+        min(policy.BUILDING * whole_s, policy.BUILDING_S)
+        if builds.pauses
+        else policy.BUILDING * whole_s
+    )
 
     def left_s() -> float:
         return max(budget.left_for("measuring") - (whole_s - most_s), 0.0)
@@ -88,5 +85,7 @@ def _built_in_time(run: Run, plan: Plan) -> bool:
     builds.want(kernels)
     while not is_done() and left_s():
         run.enter("building a known plan")
-        builds.wait([c for c in kernels if not builds.is_ready(c)], min(TELLING_S, left_s()))
+        builds.wait(
+            [c for c in kernels if not builds.is_ready(c)], min(policy.SIGN_OF_LIFE_S, left_s())
+        )
     return is_done()

@@ -16,9 +16,9 @@ from plantune.kernels.registry import family_named
 from plantune.plans.guess import default_plan, hand_plan
 from plantune.plans.planner.candidates import LONG_BUILD_S
 from plantune.plans.workload import Workload
-from plantune.search.budget import CACHED, Budget, Durations
+from plantune.search.budget import Budget, Durations
 from plantune.search.builds import Builds, built_as
-from plantune.search.policy import DIRECT
+from plantune.search.policy import CACHED, DIRECT
 from plantune.search.ranking import affordable, building_s
 from plantune.search.results import silent
 from plantune.search.step_search import StepSearch

@@ -13,7 +13,6 @@ from plantune.measure.timing import Effort, Timing
 from plantune.plans.workload import Workload
 from plantune.search.budget import Budget
 from plantune.search.phases import (
-    MAKES,
     Failed,
     Run,
     _close_again,
@@ -22,6 +21,7 @@ from plantune.search.phases import (
     race_first,
     time_plans,
 )
+from plantune.search.policy import MAKES
 from plantune.search.ranking import close, evened, of_makes, whole
 from plantune.search.results import Settings, silent
 from plantune.space.search_space import load_search_space

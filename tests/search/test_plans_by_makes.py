@@ -13,7 +13,7 @@ import pytest
 
 from plantune.measure import timing
 from plantune.measure.timing import Timing
-from plantune.search import phases, ranking
+from plantune.search import phases, policy, ranking
 from plantune.search.budget import Budget
 from plantune.search.phases import Run
 from plantune.search.results import Settings, silent
@@ -112,7 +112,7 @@ def test_searches_with_other_seeds_end_within_three_percent(
     """Of 100 times three searches 96 do; with one make of each plan, whose times had the machine's
     slow phases, 81 did. With 25 ms a call 52 and 41 of 60.
     """
-    monkeypatch.setattr(ranking, "TIE_RESAMPLES", 40)
+    monkeypatch.setattr(policy, "TIE_RESAMPLES", 40)
     found = [found_by_search(seed, monkeypatch)[0] for seed in range(60)]
     threes = [found[i : i + 3] for i in range(0, len(found), 3)]
     alike = sum(max(three) <= 1.03 * min(three) for three in threes)
@@ -122,9 +122,9 @@ def test_searches_with_other_seeds_end_within_three_percent(
 
 def test_runners_up_are_timed_more_finely_than_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Known to 2 %, those that gain tied with those that do not, where calls are short."""
-    monkeypatch.setattr(ranking, "TIE_RESAMPLES", 40)
+    monkeypatch.setattr(policy, "TIE_RESAMPLES", 40)
     _, worker = found_by_search(0, monkeypatch, best_ms=0.4, gain=0.03)
-    refining = [e for e in worker.efforts if e.budget_s <= phases.REFINING_S]
-    others = [e for e in worker.efforts if e.budget_s > phases.REFINING_S]
-    assert {effort.tolerance for effort in refining} == {phases.IMPROVED_TO}
-    assert {effort.tolerance for effort in others} == {phases.RANKED_TO["cpu"]}
+    refining = [e for e in worker.efforts if e.budget_s <= policy.REFINING_S]
+    others = [e for e in worker.efforts if e.budget_s > policy.REFINING_S]
+    assert {effort.tolerance for effort in refining} == {policy.IMPROVED_TO}
+    assert {effort.tolerance for effort in others} == {policy.RANKED_TO["cpu"]}

@@ -17,7 +17,8 @@ from plantune.kernels.family import Candidate
 from plantune.plans.plan import check_plan
 from plantune.plans.problem import Problem
 from plantune.search import predict
-from plantune.search.predict import FAILURES_MAX, Prediction, Predictor
+from plantune.search.policy import FAILURES_MAX
+from plantune.search.predict import Prediction, Predictor
 from plantune.space.search_space import load_search_space
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from plantune.base.canonical import Attrs
 from plantune.kernels.family import Candidate
-from plantune.search.queue import FIRST, MOST_IN_ORDER, PATIENCE, SERIOUS, Queue
+from plantune.search.policy import MOST_IN_ORDER, PATIENCE, SERIOUS, TRIED_IN_ORDER
+from plantune.search.queue import Queue
 from plantune.search.studies import Studies
 
 
@@ -109,8 +110,8 @@ def test_a_large_space_is_sampled_after_its_first_ones():
         assert each not in tried
         tried.append(each)
         queue.learn(each, time_of(each))
-    assert tried[:FIRST] == SPACE[:FIRST]
-    assert len(tried) > FIRST
+    assert tried[:TRIED_IN_ORDER] == SPACE[:TRIED_IN_ORDER]
+    assert len(tried) > TRIED_IN_ORDER
     assert min(map(time_of, tried)) < min(map(time_of, SPACE[: 2 * len(tried)]))
 
 
@@ -131,6 +132,6 @@ def test_where_tpe_finds_nothing_the_order_goes_on(wanted):
             return []
 
     queue = Queue(SPACE, Silent())
-    for each in SPACE[:FIRST]:
+    for each in SPACE[:TRIED_IN_ORDER]:
         queue.learn(each, 1.0 / (1 + SPACE.index(each)))
-    assert queue.upcoming(SPACE, wanted) == SPACE[FIRST : FIRST + wanted]
+    assert queue.upcoming(SPACE, wanted) == SPACE[TRIED_IN_ORDER : TRIED_IN_ORDER + wanted]

@@ -14,7 +14,7 @@ from plantune.measure.timing import Timing, ratio_interval
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.guess import hand_plan
 from plantune.plans.workload import Workload
-from plantune.search import phases
+from plantune.search import policy
 from plantune.search.budget import Budget
 from plantune.search.results import Settings
 from plantune.search.search import Search
@@ -128,7 +128,7 @@ def test_without_a_ranking_there_is_a_race(hasty):
 
 def test_on_a_busy_machine_few_plans_rank_and_it_is_said(hasty, monkeypatch):
     """Each call may take a hundred times as long there."""
-    monkeypatch.setattr(phases, "FEW", 2)
+    monkeypatch.setattr(policy, "FEW_PLANS", 2)
     quiet, busy = HastyWorker(), HastyWorker()
     hasty.run(quiet)
     again = Search(hasty.graph, hasty.problem, hasty.settings, hasty._database, hasty._environment)
@@ -137,7 +137,7 @@ def test_on_a_busy_machine_few_plans_rank_and_it_is_said(hasty, monkeypatch):
     result = again.run(busy)
     by_hand = hand_plan(hasty.graph, hasty.space, network=hasty.problem.network)
     ranked = [set(plan.choices) for plan in busy.asked[-1]]
-    assert len(ranked) == phases.FEW + 1 < len(quiet.asked[-1])
+    assert len(ranked) == policy.FEW_PLANS + 1 < len(quiet.asked[-1])
     assert set(by_hand.choices) in ranked
     assert result.plan.evidence["machine"] == "busy"
     assert "other processes took 1.9 of 2 cores (yes, yes)" in result.notes[0]

@@ -14,9 +14,8 @@ from plantune.plans.guess import hand_plan
 from plantune.plans.planner.cover import best_covers
 from plantune.search.budget import Budget
 from plantune.search.builds import Builds
-from plantune.search.clusters import MOST_FAULTS
 from plantune.search.costs import Costs
-from plantune.search.policy import LEAST_PER_COVER, SLOWER
+from plantune.search.policy import LEAST_PER_COVER, MOST_FAULTS, SLOWER
 from plantune.search.results import StepsSum, silent
 from plantune.search.step_search import StepSearch
 from plantune.space.arch import load_arch

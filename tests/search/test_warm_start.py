@@ -13,9 +13,10 @@ from plantune.plans.guess import default_plan, hand_plan
 from plantune.search.budget import Budget
 from plantune.search.builds import Builds
 from plantune.search.phases import Run
+from plantune.search.policy import BUILDING, BUILDING_S
 from plantune.search.results import Settings, silent
 from plantune.search.step_search import StepSearch
-from plantune.search.warm_start import BUILDING, BUILDING_S, WarmStart, warm_start
+from plantune.search.warm_start import WarmStart, warm_start
 
 pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
 ENOUGH_S = 60.0

@@ -8,7 +8,7 @@ from plantune.errors import WorkerDied
 from plantune.measure.timing import Timing
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.workload import Workload
-from plantune.search import phases, ranking, search
+from plantune.search import policy, ranking, search
 from plantune.search.results import Settings
 
 from .searching import HERE, OTHER, PROBLEM, WIDE, choices, search_of, steady
@@ -124,7 +124,7 @@ class TestRepeats:
     def test_where_it_stays_open_the_safe_way_runs(self, searched, worker):
         worker.answers = [{"plantune": "wide", "eager": 100.0} for _ in range(9)]
         result = searched()
-        assert len(worker.races) == 1 + phases.MOST_REPEATS
+        assert len(worker.races) == 1 + policy.MOST_REPEATS
         assert result.plan.route == "eager"
 
     def test_a_repeat_that_breaks_decides_nothing(self, searched, worker):

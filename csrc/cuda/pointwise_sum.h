@@ -4,7 +4,7 @@
 //
 // The chain's elements are kRows rows of kChannels; the sum is of each channel (kImages: of each
 // image, that is of each kRowsOfBlock rows), or of everything (kAll). What else the chain makes is
-// stored on the way, as `pointwise.h` does. A block adds kRowsOfBlock rows; where there are more
+// stored on the way, as `pointwise.h` does: each operand has an element type of its own. A block adds kRowsOfBlock rows; where there are more
 // blocks than results, `add` adds what they have. Sums are float, in an order that depends on the
 // configuration alone; the result is rounded once.
 
@@ -18,9 +18,8 @@ namespace plantune {
 template <typename Chain>
 struct PointwiseSum : Pointwise<Chain> {
   using Base = Pointwise<Chain>;
-  using typename Base::Index, typename Base::T, typename Base::Word;
-  using Base::evaluate, Base::kInputs, Base::kOutputs, Base::kVectors, Base::kWidth, Base::load,
-      Base::store;
+  using typename Base::Index, typename Base::Read;
+  using Base::evaluate, Base::kInputs, Base::kOutputs, Base::kVectors, Base::kWidth;
   static constexpr int kStored = kOutputs - 1, kThreads = Chain::kThreads;
   static constexpr int kChannels = Chain::kChannels, kOfRow = kChannels / kWidth;
   static constexpr int kLanes = kThreads / kOfRow;  // rows that a block reads at once
@@ -30,10 +29,12 @@ struct PointwiseSum : Pointwise<Chain> {
 
   static_assert(kChannels % kWidth == 0 && kLanes > 0, "a row is read by threads of one block");
 
+  using Result = typename Base::template Output<kStored>;
+
   /// After what is stored comes the result.
   struct Arguments {
-    const T* in[kInputs];
-    T* out[kOutputs];
+    const void* in[kInputs];
+    void* out[kOutputs];
     float* parts;
   };
 
@@ -70,7 +71,7 @@ struct PointwiseSum : Pointwise<Chain> {
     if constexpr (Chain::kAll) {
       for (int i = threadIdx.x; i < kParts; i += kThreads) sum += a.parts[i];
       sum = whole(sum);
-      if (threadIdx.x == 0) a.out[kStored][0] = from_float<T>(sum * Chain::kScale);
+      if (threadIdx.x == 0) put(a, 0, sum);
     } else {
       __shared__ float parts[kWarps][32];
       const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
@@ -82,24 +83,28 @@ struct PointwiseSum : Pointwise<Chain> {
       __syncthreads();
       if (warp > 0 || c >= kChannels) return;
       for (int i = 1; i < kWarps; ++i) sum += parts[i][lane];
-      a.out[kStored][c] = from_float<T>(sum * Chain::kScale);
+      put(a, c, sum);
     }
   }
 
  private:
+  static __device__ __forceinline__ void put(const Arguments& a, long long at, float sum) {
+    static_cast<Result*>(a.out[kStored])[at] = from_float<Result>(sum * Chain::kScale);
+  }
+
   template <bool kAligned>
   static __device__ __forceinline__ void add_rows(const Arguments& a, long long row,
                                                   long long last, int column,
                                                   float (&sums)[kWidth]) {
-    Word in[kVectors][kInputs];
+    Read in[kVectors];
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       if (row + v * kLanes >= last) continue;
       const Index i = Index(row + v * kLanes) * kChannels + column;
-#pragma unroll
-      for (int k = 0; k < kInputs; ++k) {
-        Base::template load<kAligned>(a.in[k], k, i, kWidth, in[v][k]);
-      }
+      each<kInputs>([&](auto number) {
+        constexpr int k = decltype(number)::kValue;
+        Base::template load<kAligned, k>(a.in[k], i, kWidth, in[v]);
+      });
     }
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -107,8 +112,10 @@ struct PointwiseSum : Pointwise<Chain> {
       const Index i = Index(row + v * kLanes) * kChannels + column;
       float out[kOutputs][kWidth];
       evaluate(in[v], out);
-#pragma unroll
-      for (int j = 0; j < kStored; ++j) store(a.out[j] + i, kWidth, out[j]);
+      each<kStored>([&](auto number) {
+        constexpr int j = decltype(number)::kValue;
+        Base::template store<j>(a.out[j], i, kWidth, out[j]);
+      });
 #pragma unroll
       for (int e = 0; e < kWidth; ++e) sums[e] += out[kStored][e];
     }
@@ -134,7 +141,7 @@ struct PointwiseSum : Pointwise<Chain> {
                                                float sum) {
     const long long at = blockIdx.x * (long long)(channels) + c;
     if constexpr (kOnePass) {
-      a.out[kStored][at] = from_float<T>(sum * Chain::kScale);
+      put(a, at, sum);
     } else {
       a.parts[at] = sum;
     }

@@ -5,13 +5,14 @@
 //   places  like y: the largest one's row * kWidth + column in the image, of kTaps its row * kColumns +
 //           column in the window, =; null if not wanted
 //
-// Sums are float and in a fixed order: deterministic. The largest is PyTorch's: NaN wins, the last
+// x and y have element types of their own. Sums are float and in a fixed order: deterministic. The largest is PyTorch's: NaN wins, the last
 // one of several; else the first of equals.
 
 #pragma once
 
 #include "cuda/image_tile.h"
 #include "cuda/launch.h"
+#include "cuda/operands.h"
 #include "cuda/pool_window.h"
 
 namespace plantune {
@@ -20,8 +21,8 @@ namespace plantune {
 template <typename Window>
 struct Pool : PoolWindow<Window> {
   using Base = PoolWindow<Window>;
-  using typename Base::Index, typename Base::Mark, typename Base::Marks, typename Base::T;
-  using typename Base::Word;
+  using typename Base::Index, typename Base::Made, typename Base::Mark, typename Base::Marks;
+  using typename Base::T, typename Base::Word;
   using Base::kVector, Base::kHeight, Base::kWidth, Base::kRows, Base::kColumns, Base::kMax;
   using Base::kTaps;
   // A row of the window, or all of it, is asked for before any of it is looked at.
@@ -31,7 +32,7 @@ struct Pool : PoolWindow<Window> {
 
   struct Arguments {
     const T* x;
-    T* y;
+    Made* y;
     Mark* places;
     long long count;  // vectors of y
   };
@@ -64,7 +65,7 @@ struct Pool : PoolWindow<Window> {
 #pragma unroll
       for (int k = 0; k < kVector; ++k) best.value[k] *= part;
     }
-    Word y;
+    Neighbours<Made, kVector> y;
     y.round(best.value);
     y.store(a.y + vector * kVector);
     if (!kMax || a.places == nullptr) return;
@@ -129,7 +130,7 @@ struct Pool : PoolWindow<Window> {
 };
 
 /// y (N, kChannels) = the mean of x (N, kPixels, kChannels); a block takes kSlice channels.
-template <typename T_, int kChannels, int kSlice, int kPixels, int kThreads>
+template <typename T_, typename Made, int kChannels, int kSlice, int kPixels, int kThreads>
 struct PixelMean {
   using T = T_;
   using Tile = ImageTile<T, kSlice, kChannels, kPixels, 1, kThreads>;
@@ -138,7 +139,7 @@ struct PixelMean {
 
   struct Arguments {
     const T* x;
-    T* y;
+    Made* y;
   };
 
   template <bool kAligned>
@@ -157,7 +158,7 @@ struct PixelMean {
       tile.add(x, batch, sum);
     }
     tile.reduce(shared, sum, [&](int, int place, float mean) {
-      a.y[image * kChannels + channel + Tile::Channels::column_at(place)] = from_float<T>(mean);
+      a.y[image * kChannels + channel + Tile::Channels::column_at(place)] = from_float<Made>(mean);
     });
   }
 };

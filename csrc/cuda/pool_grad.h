@@ -7,6 +7,8 @@
 //           in the same order of axes, what leaves of the chain
 //   totals  = the sums of what else the chain makes, one value each
 //
+// dy, each of `in`, each of `out` and each total have an element type of their own.
+//
 // Each element of the gradient gathers from the windows that it is in, in float and in a fixed
 // order, and goes through the chain before it is rounded. Blocks leave parts of the totals, which
 // `add` adds in a fixed order: deterministic.
@@ -26,6 +28,7 @@ template <typename Window, typename Chain>
 struct PoolGrad : PoolWindow<Window> {
   using Base = PoolWindow<Window>;
   using Pointwise = plantune::Pointwise<Chain>;
+  using Read = typename Pointwise::Read;
   using typename Base::Index, typename Base::Mark, typename Base::Marks, typename Base::T;
   using typename Base::Word;
   using Base::kVector, Base::kMax, Base::kTaps, Base::kRows, Base::kColumns;
@@ -48,11 +51,11 @@ struct PoolGrad : PoolWindow<Window> {
   static_assert(Chain::kWidth == kVector, "the chain takes what a thread gathers");
 
   struct Arguments {
-    const T* in[kInputs];
+    const void* in[kInputs];
     const Mark* places;
-    T* out[Chain::kOutputs];  // the totals at last
-    float* parts;             // (totals, blocks)
-    long long count;          // of vectors, of so many pixels each
+    void* out[Chain::kOutputs];  // the totals at last
+    float* parts;                // (totals, blocks)
+    long long count;             // of vectors, of so many pixels each
     long long blocks;
   };
 
@@ -80,10 +83,11 @@ struct PoolGrad : PoolWindow<Window> {
     __syncthreads();
     if (threadIdx.x > 0) return;
     for (int i = 1; i < int(blockDim.x) / 32; ++i) sum += whole[i];
-#pragma unroll
-    for (int t = 0; t < kTotals; ++t) {
-      if (t == blockIdx.x) a.out[kStored + t][0] = from_float<T>(sum);
-    }
+    each<kTotals>([&](auto number) {
+      constexpr int t = kStored + decltype(number)::kValue;
+      using Total = typename Pointwise::template Output<t>;
+      if (t == kStored + int(blockIdx.x)) *static_cast<Total*>(a.out[t]) = from_float<Total>(sum);
+    });
   }
 
  private:
@@ -94,16 +98,17 @@ struct PoolGrad : PoolWindow<Window> {
                                               float (&totals)[kTotals > 0 ? kTotals : 1]) {
     const Index first = at.first(Base::kHeight * Base::kWidth) +
                         Index(at.row * Base::kWidth + at.column * kAlong) * Base::kPixelStride;
-    Word in[kAlong][kInputs];
+    Read in[kAlong];
 #pragma unroll
     for (int k = 0; k < kAlong; ++k) {
       if (at.column * kAlong + k >= Base::kWidth) continue;
-#pragma unroll
-      for (int j = 0; j < kInputs; ++j) {
-        if (j == Chain::kGathered) continue;
-        const Index i = first + k * Base::kPixelStride;
-        Pointwise::template load<kAligned>(a.in[j], j, i, kVector, in[k][j]);
-      }
+      const Index i = first + k * Base::kPixelStride;
+      each<kInputs>([&](auto number) {
+        constexpr int j = decltype(number)::kValue;
+        if constexpr (j != Chain::kGathered) {
+          Pointwise::template load<kAligned, j>(a.in[j], i, kVector, in[k]);
+        }
+      });
     }
     Floats sums[kAlong] = {};
     gather<kAligned>(a, at, sums);
@@ -116,10 +121,11 @@ struct PoolGrad : PoolWindow<Window> {
       if (at.column * kAlong + k >= Base::kWidth) continue;
       float made[Chain::kOutputs][kVector];
       evaluate(in[k], sums[k], made);
-#pragma unroll
-      for (int j = 0; j < kStored; ++j) {
-        Pointwise::store(a.out[j] + first + k * Base::kPixelStride, kVector, made[j]);
-      }
+      const Index i = first + k * Base::kPixelStride;
+      each<kStored>([&](auto number) {
+        constexpr int j = decltype(number)::kValue;
+        Pointwise::template store<j>(a.out[j], i, kVector, made[j]);
+      });
 #pragma unroll
       for (int t = 0; t < kTotals; ++t) {
 #pragma unroll
@@ -128,17 +134,19 @@ struct PoolGrad : PoolWindow<Window> {
     }
   }
 
-  static __device__ __forceinline__ void evaluate(const Word (&in)[kInputs],
-                                                  const Floats& gathered,
+  static __device__ __forceinline__ void evaluate(const Read& in, const Floats& gathered,
                                                   float (&made)[Chain::kOutputs][kVector]) {
 #pragma unroll
     for (int e = 0; e < kVector; ++e) {
       float x[kInputs], y[Chain::kOutputs];
-#pragma unroll
-      for (int k = 0; k < kInputs; ++k) {
-        const int own = Chain::kStrides[k][Chain::kAxes - 1] == 0 ? 0 : e;
-        x[k] = k == Chain::kGathered ? gathered[e] : in[k][own];
-      }
+      each<kInputs>([&](auto number) {
+        constexpr int k = decltype(number)::kValue;
+        if constexpr (k == Chain::kGathered) {
+          x[k] = gathered[e];
+        } else {
+          x[k] = in.template element<k>(e);
+        }
+      });
       Chain::evaluate(x, y);
 #pragma unroll
       for (int j = 0; j < Chain::kOutputs; ++j) made[j][e] = y[j];
@@ -208,7 +216,8 @@ struct PoolGrad : PoolWindow<Window> {
                                               Marks& marks) {
     const Over over(at, w / kOverColumns, w % kOverColumns);
     if (!over.there || !reaches(w % kOverColumns)) return;
-    dy.template load<kAligned>(a.in[Chain::kGathered] + over.in(at));
+    const T* from = static_cast<const T*>(a.in[Chain::kGathered]);
+    dy.template load<kAligned>(from + over.in(at));
     if constexpr (kMax && kTaps && kAligned) {
       marks = *reinterpret_cast<const Marks*>(a.places + over.in(at));
     } else if constexpr (kMax) {

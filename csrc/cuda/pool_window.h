@@ -9,7 +9,8 @@ namespace plantune {
 /// Window says the sizes, in which order the axes are, and how many channels a thread takes.
 template <typename Window>
 struct PoolWindow {
-  using T = typename Window::T;
+  using T = typename Window::T;        // of what is read
+  using Made = typename Window::Made;  // of what is made
   using Index = typename Window::Index;
   static constexpr int kVector = Window::kVector, kChannels = Window::kChannels;
   static constexpr int kHeight = Window::kHeight, kWidth = Window::kWidth;

@@ -7,6 +7,7 @@ import pytest
 from plantune.base.canonical import Attrs
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph
+from plantune.graph.ops.cast import INSERTED
 from plantune.graph.ops.pointwise import numbers_apart
 from plantune.graph.step import Step, make_step
 from plantune.graph.types import TensorType
@@ -31,11 +32,21 @@ class Builder:
         """What a layer norm keeps of its batch."""
         return self.x(*shape, dtype="float64" if self.dtype == "float64" else "float32")
 
-    def w(self, *shape: int) -> str:
-        return self.graph.parameter(f"w{len(self.graph.parameters)}", TensorType(shape, self.dtype))
+    def w(self, *shape: int, dtype: str | None = None) -> str:
+        type_ = TensorType(shape, dtype or self.dtype)
+        return self.graph.parameter(f"w{len(self.graph.parameters)}", type_)
 
     def __call__(self, op: str, *inputs: str, **attrs: object) -> str:
         return self.graph.emit(op, *inputs, **attrs)[0]
+
+    def cast(self, x: str, dtype: str | None = None, *, own: bool = False) -> str:
+        """A cast that autocast inserted, or the user's `own`; to the dtype of products."""
+        mark = {} if own else {INSERTED: True}
+        return self("cast", x, dtype=dtype or self.dtype, **mark)
+
+    def wide(self, x: str) -> str:
+        """A value of few digits in float32."""
+        return self.cast(x, "float32")
 
     def all(self, op: str, *inputs: str, **attrs: object) -> tuple[str, ...]:
         return self.graph.emit(op, *inputs, **attrs)

@@ -8,23 +8,28 @@ from typing import Any
 
 from plantune.base.canonical import Attrs
 from plantune.graph import Node, TensorType
+from plantune.graph.types import DTYPES
 from plantune.kernels.cuda import vector_kernel
 from plantune.kernels.rendering import struct
 
 
 @dataclass(frozen=True)
 class PoolWindow:
-    """The pool from `x` to `y` that `node` is, or is the gradient of."""
+    """The pool from `x` to `y` that `node` is, or is the gradient of; what it reads is of `dtype`,
+    what it makes maybe of another one.
+    """
 
     node: Node
     x: TensorType
     y: TensorType
+    dtype: str
+    made: str = ""
 
     def taken(self, config: Attrs) -> int:
         """Channels that a thread takes: what divides all, no more than a vector has."""
         if config["layout"] != "nhwc":
             return 1
-        return math.gcd(vector_kernel.width(self.x), self.x.shape[1])
+        return math.gcd(vector_kernel.VECTOR_BYTES // DTYPES[self.dtype].itemsize, self.x.shape[1])
 
     def source(self, config: Attrs, vector: int | None = None) -> str:
         """The header's Window; a thread takes `vector` channels, or as many as it can."""
@@ -33,7 +38,8 @@ class PoolWindow:
         pairs = {"": attrs["kernel"], "Stride": attrs["stride"], "Padding": attrs["padding"]}
         return struct(
             "Window",
-            T=vector_kernel.ELEMENTS[self.x.dtype],
+            T=vector_kernel.ELEMENTS[self.dtype],
+            Made=vector_kernel.ELEMENTS[self.made or self.dtype],
             Index=vector_kernel.index_of(max(self.x.numel, self.y.numel)),
             kMax=self.node.op.startswith("max"),
             kTaps="taps" in self.node.op,

@@ -79,10 +79,10 @@ def index_of(elements: int) -> str:
     return "unsigned" if elements < 1 << 31 else "unsigned long long"
 
 
-def not_an_element(dtype: str) -> dict[str, bool]:
-    """The reason that these kernels do not compute with a dtype, and whether it holds."""
-    known = ", ".join(ELEMENTS)
-    return {f"the kernel is written for {known}, got {dtype}": dtype not in ELEMENTS}
+def not_an_element(*dtypes: str) -> dict[str, bool]:
+    """The reason that these kernels do not compute with some dtypes, and whether it holds."""
+    known, others = ", ".join(ELEMENTS), sorted({*dtypes} - ELEMENTS.keys())
+    return {f"the kernel is written for {known}, got {', '.join(others)}": bool(others)}
 
 
 def members(*values: int) -> ctypes.Array[ctypes.c_longlong]:

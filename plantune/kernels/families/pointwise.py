@@ -21,7 +21,7 @@ INPUTS_MAX, OUTPUTS_MAX = 8, 4
 
 @dataclass(frozen=True)
 class Chain(Parts):
-    """What a step computes for each element of the result, whose type is that of all outputs."""
+    """What a step computes for each element of the result, whose shape all outputs have."""
 
     expression: pointwise_chain.Expression
 
@@ -31,7 +31,7 @@ class Chain(Parts):
 
     def geometry(self, config: Attrs) -> pointwise_chain.Geometry:
         """The addresses of the elements."""
-        width = vector_kernel.width(self.type)
+        width = max(vector_kernel.width(type_) for _, type_ in self.step.outputs)
         return pointwise_chain.geometry_of(self.step, self.expression, config["layout"], width)
 
     def images(self, config: Attrs) -> tuple[str, ...]:
@@ -50,16 +50,15 @@ class Pointwise(CudaFamily[Chain]):
     """Config: `layout` of images; a thread of a block takes so many `vectors`."""
 
     name: ClassVar = "pointwise"
+    mixes_types: ClassVar = True
 
     def read(self, step: Step) -> Chain:
         chain = Chain(step, pointwise_chain.expression_of(step))
-        dtypes = {type_.dtype for _, type_ in step.outputs}
-        dtypes |= set() if _casts_bytes(step) else {type_.dtype for _, type_ in step.inputs}
         inputs, outputs = len(chain.expression.operands), len(chain.expression.results)
         many = inputs > INPUTS_MAX or outputs > OUTPUTS_MAX
         refuse(
             {
-                **vector_kernel.not_an_element(", ".join(sorted(dtypes))),
+                **pointwise_chain.not_elements(step),
                 "there is nothing to compute": chain.type.numel == 0,
                 f"it takes {INPUTS_MAX} inputs and {OUTPUTS_MAX} outputs at most": many,
             }
@@ -84,9 +83,12 @@ class Pointwise(CudaFamily[Chain]):
         images = parts.images(config)
         chain = struct(
             "Chain",
-            pointwise_chain.members(parts.expression, geometry),
-            T=vector_kernel.ELEMENTS[parts.type.dtype],
-            From="unsigned char" if _casts_bytes(parts.step) else "T",
+            pointwise_chain.members(
+                parts.expression,
+                geometry,
+                [parts.step.types[operand.name].dtype for operand in parts.expression.operands],
+                [type_.dtype for _, type_ in parts.step.outputs],
+            ),
             Index=vector_kernel.index_of(parts.type.numel),
             kWidth=geometry.width,
             kVectors=config["vectors"],
@@ -125,13 +127,6 @@ def _cut(image: Tensor) -> int:
     """How far apart the pixels of a slice of channels are; 0 for a whole image."""
     pitch = pitch_of(image)
     return 0 if pitch == image.shape[1] else pitch
-
-
-def _casts_bytes(step: Step) -> bool:
-    """Whether all that it reads are bytes, such as images, and it computes nothing in bytes."""
-    made = {type_.dtype for node in step.nodes for type_ in node.types}
-    read = {type_.dtype for _, type_ in step.inputs}
-    return read == {"uint8"} and made <= vector_kernel.ELEMENTS.keys()
 
 
 FAMILY = Pointwise()

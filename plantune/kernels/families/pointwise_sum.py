@@ -50,12 +50,21 @@ class SumParts(Parts):
         return self.type.numel // self.channels
 
     @property
+    def made(self) -> tuple[str, ...]:
+        """What leaves: what the head stores, then the sum."""
+        return (*(name for name, _ in self.head.outputs[:-1]), self.node.name)
+
+    @property
     def of_images(self) -> bool:
         return self.kept == (0, 1)
 
     @property
     def width(self) -> int:
-        return vector_kernel.width(self.type)
+        """Of what is stored, else of what is read of its shape."""
+        types = [type_ for _, type_ in self.head.outputs[:-1]]
+        read = (self.step.types[operand.name] for operand in self.expression.operands)
+        types = types or [type_ for type_ in read if type_.shape == self.type.shape]
+        return max((vector_kernel.width(type_) for type_ in types), default=4)
 
     @property
     def results(self) -> int:
@@ -81,24 +90,23 @@ class PointwiseSum(CudaFamily[SumParts]):
 
     name: ClassVar = "pointwise_sum"
     image_layout = "nhwc"
+    mixes_types: ClassVar = True
 
     def read(self, step: Step) -> SumParts:
-        node = step.nodes[-1]
-        refuse({f"the step ends with {node.op}, not with a sum": node.op not in SUMS})
-        head = _head(step)
+        node = _sum_of(step)
+        head = _head(step, node)
         parts = SumParts(
             step, head, pointwise_chain.expression_of(head), node, kept_axes(step, node)
         )
         type_, expression = parts.type, parts.expression
         shaped = len(type_.shape) in (2, 4)
         refuse({f"only images and matrices, got {type_.shape}": not shaped})
-        dtypes = {type_.dtype for _, type_ in (*step.inputs, *step.outputs)}
         images = len(type_.shape) == 4
         added = parts.kept in ((), (1,)) or (images and parts.of_images)
         many = len(expression.operands) > INPUTS_MAX or len(expression.results) > OUTPUTS_MAX
         refuse(
             {
-                **vector_kernel.not_an_element(", ".join(dtypes)),
+                **pointwise_chain.not_elements(step),
                 "there is nothing to add": type_.numel == 0,
                 "the sum is not that of all, of channels, or of an image's channels": not added,
                 f"rows of {type_.shape} are not whole vectors": parts.channels % parts.width,
@@ -126,9 +134,12 @@ class PointwiseSum(CudaFamily[SumParts]):
         added = parts.type.numel // parts.step.types[parts.node.name].numel
         chain = struct(
             "Chain",
-            pointwise_chain.members(expression, geometry),
-            T=vector_kernel.ELEMENTS[parts.type.dtype],
-            From="T",
+            pointwise_chain.members(
+                expression,
+                geometry,
+                [parts.step.types[operand.name].dtype for operand in expression.operands],
+                [parts.step.types[name].dtype for name in parts.made],
+            ),
             Index=vector_kernel.index_of(parts.type.numel),
             kWidth=geometry.width,
             kVectors=config["vectors"],
@@ -146,13 +157,12 @@ class PointwiseSum(CudaFamily[SumParts]):
     def bind(self, parts: SumParts, config: Attrs, frame: Frame) -> Binding:
         blocks, threads = parts.blocks(config), int(config["threads"])
         names = [operand.name for operand in parts.expression.operands]
-        made = (*(name for name, _ in parts.head.outputs[:-1]), parts.node.name)
         kernel, add = vector_kernel.VectorKernel(frame.built, blocks, threads), None
         if not parts.in_one_pass(config):
             add = Launcher(frame.built, math.ceil(parts.results / ADDED), threads, name="add")
         # The source is written for constants in nchw.
         return vector_kernel.bound(
-            [kernel], parts.step, frame, (*names, *made, frame.scratch), names, last=add
+            [kernel], parts.step, frame, (*names, *parts.made, frame.scratch), names, last=add
         )
 
     def estimate_us(self, parts: SumParts, config: Attrs, arch: Arch) -> float:
@@ -173,9 +183,19 @@ class PointwiseSum(CudaFamily[SumParts]):
         return first + cost["launch_us"] + read / cost["block_bytes_per_us"]
 
 
-def _head(step: Step) -> Step:
+def _sum_of(step: Step) -> Node:
+    """The sum at the end; casts of what is stored may come after it."""
+    ends = [node for node in step.nodes if node.op != "cast"]
+    node = (ends or step.nodes)[-1]
+    refuse({f"the step ends with {node.op}, not with a sum": node.op not in SUMS})
+    read = any(node.name in other.inputs for other in step.nodes)
+    refuse({"the sum is read inside of it": read})
+    return node
+
+
+def _head(step: Step, last: Node) -> Step:
     """Everything but the sum, as a step whose last output is what the sum adds."""
-    nodes, last = step.nodes[:-1], step.nodes[-1]
+    nodes = [node for node in step.nodes if node.name != last.name]
     leaving = (name for name, _ in step.outputs if name != last.name)
     return step.part(nodes, (*leaving, last.inputs[0]))
 

@@ -9,12 +9,13 @@ from plantune.graph import Node, Step, TensorType
 from plantune.kernels.cuda import vector_kernel
 from plantune.kernels.cuda.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
 from plantune.kernels.cuda.pool_window import PoolWindow
+from plantune.kernels.cuda.vector_kernel import ELEMENTS
 
 MAX_POOLS = ("max_pool2d", "max_pool2d_taps")
 POOLS = ("avg_pool2d", *MAX_POOLS)
 # A row of so many channels of a pixel is worth a block of its own.
 SLICE_MIN = 64
-MEAN = "PixelMean<{element}, {channels}, {slice}, {pixels}, {threads}>"
+MEAN = "PixelMean<{elements}, {channels}, {slice}, {pixels}, {threads}>"
 
 
 @dataclass(frozen=True)
@@ -26,35 +27,42 @@ class PoolParts(Parts):
     y: TensorType
 
     @property
+    def elements(self) -> str:
+        """The element types of x and y in C++."""
+        return f"{ELEMENTS[self.x.dtype]}, {ELEMENTS[self.y.dtype]}"
+
+    @property
     def is_mean(self) -> bool:
         return self.node.op == "mean"
 
     @property
     def window(self) -> PoolWindow:
-        return PoolWindow(self.node, self.x, self.y)
+        return PoolWindow(self.node, self.x, self.y, self.x.dtype, self.y.dtype)
 
 
 class Pool(CudaFamily[PoolParts]):
     """Config: `layout` of images; `threads` of a block."""
 
     name: ClassVar = "pool"
+    mixes_types: ClassVar = True
 
     def read(self, step: Step) -> PoolParts:
         node = step.nodes[0]
         known = len(step.nodes) == 1 and node.op in (*POOLS, "mean")
         refuse({"only one pool, or the mean of an image's pixels": not known})
-        x, mean = step.types[node.inputs[0]], node.op == "mean"
+        x, y, mean = step.types[node.inputs[0]], step.types[node.name], node.op == "mean"
         pixels = len(x.shape) == 4 and node.attrs.get("dims") == (2, 3)
         refuse(
             {
                 **vector_kernel.not_an_element(x.dtype),
+                **vector_kernel.not_an_element(y.dtype),
                 "there are no images": x.numel == 0 or node.inputs[0] in step.constants,
                 "only the places are read": node.name not in dict(step.outputs),
                 "the mean is not that of an image's pixels": mean and not pixels,
                 f"channels are read by eights, got shape {x.shape}": pixels and x.shape[1] % 8,
             }
         )
-        return PoolParts(step, node, x, node.types[0])
+        return PoolParts(step, node, x, y)
 
     def why_not_config(self, parts: PoolParts, config: Attrs, arch: Arch) -> str | None:
         if parts.is_mean and config["layout"] != "nhwc":
@@ -67,7 +75,7 @@ class Pool(CudaFamily[PoolParts]):
             return vector_kernel.source(self.name, "Pool<Window>", config["threads"], window)
         _, channels, height, width = parts.x.shape
         mean = MEAN.format(
-            element=vector_kernel.ELEMENTS[parts.x.dtype],
+            elements=parts.elements,
             channels=channels,
             slice=_slice(parts, config),
             pixels=height * width,

@@ -46,7 +46,8 @@ class GradientParts(Parts):
 
     @property
     def window(self) -> PoolWindow:
-        return PoolWindow(self.node, self.dx, self.step.types[self.node.inputs[0]])
+        dy = self.step.types[self.node.inputs[0]]
+        return PoolWindow(self.node, self.dx, dy, dy.dtype)
 
     @cached_property
     def expression(self) -> pointwise_chain.Expression:
@@ -57,6 +58,13 @@ class GradientParts(Parts):
         """What leaves as an image."""
         names = tuple(name for name, _ in self.chain.outputs)
         return names[: len(names) - len(self.totals)]
+
+    @property
+    def dtypes(self) -> tuple[list[str], list[str]]:
+        """Of what the chain reads, and of what leaves; the gathered gradient is not in memory."""
+        read = [self.step.types[operand.name].dtype for operand in self.expression.operands]
+        made = (*self.stored, *(node.name for node in self.totals))
+        return read, [self.step.types[name].dtype for name in made]
 
     def geometry(self, config: Attrs) -> pointwise_chain.Geometry:
         """The addresses of the elements; a thread takes as many as the pool and the chain allow."""
@@ -82,6 +90,7 @@ class PoolGrad(CudaFamily[GradientParts]):
     """Config: `layout` of images; `threads` of a block."""
 
     name: ClassVar = "pool_grad"
+    mixes_types: ClassVar = True
 
     def read(self, step: Step) -> GradientParts:
         node, dx = step.nodes[0], step.nodes[0].types[0]
@@ -91,11 +100,11 @@ class PoolGrad(CudaFamily[GradientParts]):
         refuse({"a sum is read inside of it": any(n.name in inside for n in totals)})
         parts = GradientParts(step, _chain(step, totals), totals)
         shapes = {type_.shape for _, type_ in parts.chain.outputs}
-        dtypes = {type_.dtype for _, type_ in (*parts.chain.inputs, *parts.chain.outputs)}
         many = len(parts.expression.operands) > INPUTS_MAX
         refuse(
             {
-                **vector_kernel.not_an_element(", ".join(dtypes)),
+                **vector_kernel.not_an_element(step.types[node.inputs[0]].dtype),
+                **pointwise_chain.not_elements(parts.chain),
                 "there are no images": dx.numel == 0,
                 f"what leaves has not the shape {dx.shape}": shapes != {dx.shape},
                 "a sum is not read": any(n.name not in leaving for n in totals),
@@ -117,9 +126,7 @@ class PoolGrad(CudaFamily[GradientParts]):
         names = [operand.name for operand in expression.operands]
         chain = struct(
             "Chain",
-            pointwise_chain.members(expression, geometry),
-            T="Window::T",
-            From="T",
+            pointwise_chain.members(expression, geometry, *parts.dtypes),
             Index="Window::Index",
             kTotals=len(parts.totals),
             kGathered=names.index(parts.node.name),

@@ -57,7 +57,7 @@ class Softmax(CudaFamily[SoftmaxParts]):
         dtypes |= {type_.dtype for node in before for type_ in node.types}
         refuse(
             {
-                **vector_kernel.not_an_element(", ".join(sorted(dtypes))),
+                **vector_kernel.not_an_element(*dtypes),
                 "only along the last axis": rank == 0 or given["dim"] % rank != rank - 1,
                 "there is nothing to compute": last.types[0].numel == 0,
                 "autograd is to remember it": WANTED in last.attrs,

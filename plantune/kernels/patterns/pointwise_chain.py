@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plantune.errors import IllegalCandidate
@@ -9,6 +10,7 @@ from plantune.graph import Node, Step
 from plantune.graph.ops import op_named
 from plantune.graph.ops.functions import FunctionOp
 from plantune.graph.ops.pointwise import BroadcastOp, ChannelOp
+from plantune.kernels.cuda import vector_kernel
 
 # Which axis of the result each axis of a value runs along; NONE if it is broadcast.
 Place = tuple[int, ...]
@@ -30,6 +32,8 @@ EXPRESSIONS = {
 }
 
 ROUNDED = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
+# What may lie in memory; it is float between.
+CXX_ELEMENTS = {**ROUNDED, "float32": "float", "uint8": "unsigned char"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,15 @@ class Expression:
     operands: tuple[Operand, ...]
     lines: tuple[str, ...]
     results: tuple[str, ...]
+
+
+def not_elements(step: Step) -> dict[str, bool]:
+    """The reasons that a chain does not compute with the dtypes of a step, and whether each holds;
+    of bytes it makes floats.
+    """
+    made = {type_.dtype for node in step.nodes for type_ in node.types}
+    read = {type_.dtype for _, type_ in step.inputs} - {"uint8"}
+    return vector_kernel.not_an_element(*made, *read)
 
 
 def cxx_of(name: str) -> str | None:
@@ -170,7 +183,9 @@ def geometry_of(step: Step, expression: Expression, layout: str, width: int) -> 
     return Geometry(sizes, strides, width)
 
 
-MEMBERS = """  static constexpr int kInputs = {inputs}, kOutputs = {outputs}, kAxes = {axes};
+MEMBERS = """  using Inputs = plantune::Types<{read}>;
+  using Outputs = plantune::Types<{made}>;
+  static constexpr int kInputs = {inputs}, kOutputs = {outputs}, kAxes = {axes};
   static constexpr Index kSizes[] = {{{sizes}}};
   static constexpr Index kStrides[][kAxes] = {{{strides}}};
 """
@@ -187,9 +202,15 @@ def evaluate(expression: Expression) -> str:
     return EVALUATE.format(lines="\n    ".join((*expression.lines, *made)))
 
 
-def members(expression: Expression, geometry: Geometry) -> str:
-    """What a struct with an Index says of a chain in C++: see csrc/cuda/pointwise.h."""
+def members(
+    expression: Expression, geometry: Geometry, read: Sequence[str], made: Sequence[str]
+) -> str:
+    """What a struct with an Index says of a chain in C++: see csrc/cuda/pointwise.h. Its operands
+    are `read` and its results `made` of these dtypes.
+    """
     return MEMBERS.format(
+        read=", ".join(CXX_ELEMENTS[dtype] for dtype in read),
+        made=", ".join(CXX_ELEMENTS[dtype] for dtype in made),
         inputs=len(expression.operands),
         outputs=len(expression.results),
         axes=len(geometry.sizes),

@@ -27,8 +27,16 @@ def is_there(name: str) -> bool:
         ]
         if not found:
             return False
-        body = found[0].body
+        bases = found[0].bases if isinstance(found[0], ast.ClassDef) else []
+        body = [*found[0].body, *(inherited() if bases else [])]
     return True
+
+
+@cache
+def inherited() -> list[ast.stmt]:
+    """What a class with a base has of that, which is the contract of kernel families."""
+    classes = statements_of("tests/kernels/families/contract.py")
+    return [each for one in classes if isinstance(one, ast.ClassDef) for each in one.body]
 
 
 def test_each_is_there() -> None:

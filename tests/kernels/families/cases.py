@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from plantune.base.canonical import Attrs
+from plantune.graph.step import Step
 from plantune.kernels.cuda.cuda_family import CudaFamily
 
-from ..conftest import Emit, step_of
+from ..conftest import step_of
 from .conftest import DTYPES, legal
 
 Case = tuple[Any, str]  # a name and a dtype
@@ -43,13 +44,17 @@ def shares(legal_in: Mapping[Case, Sequence[Attrs]]) -> dict[Case, list[Attrs]]:
 
 
 def shares_of(
-    family: CudaFamily, table: Mapping[Any, Emit], arch: str, dtypes: Sequence[str] = DTYPES
+    family: CudaFamily,
+    table: Mapping[Any, Any],
+    arch: str,
+    dtypes: Sequence[str] = DTYPES,
+    make: Callable[[Any, str], Step] = step_of,
 ) -> dict[Case, list[Attrs]]:
-    """The shares of all names of a table in these dtypes."""
+    """The shares of all names of a table in these dtypes; `make` makes their steps."""
 
     def all_cases() -> Iterator[tuple[Case, list[Attrs]]]:
         for name, dtype in ((name, dtype) for name in table for dtype in dtypes):
-            step = step_of(table[name], dtype)
+            step = make(table[name], dtype)
             yield (name, dtype), [each.config for each in legal(family, step, arch)]
 
     return shares(dict(all_cases()))

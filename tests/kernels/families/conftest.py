@@ -23,8 +23,9 @@ from plantune.measure.trial import NUMBERS, Trial
 from plantune.space.arch import ARCH_NAMES, Arch, load_arch
 from plantune.space.search_space import SearchSpace, load_search_space
 
-from ..conftest import Emit, step_of
+from ..conftest import step_of
 
+pytest.register_assert_rewrite(f"{__package__}.contract")
 DTYPES = ("float16", "bfloat16", "float32")
 # Of a kernel for sm89 the assembler makes the same as for sm86, and within two registers the same
 # as for sm80 (seven families, NVRTC 13.0): these two are left to test_every_arch.py. What is built
@@ -199,15 +200,16 @@ def assert_case_right(
 
     def run(
         family: CudaFamily,
-        table: Mapping[Any, Emit],
+        table: Mapping[Any, Any],
         name: Any,
         dtype: str,
         dtypes: Sequence[str] = DTYPES,
+        make: Callable[[Any, str], Step] = step_of,
     ) -> None:
         key = (family.name, *table)
         if key not in known_shares:
-            known_shares[key] = shares_of(family, table, gpu_space.arch.name, dtypes)
-        step = step_of(table[name], dtype)
+            known_shares[key] = shares_of(family, table, gpu_space.arch.name, dtypes, make)
+        step = make(table[name], dtype)
         assert_legal_configs_right(family, step, known_shares[key][name, dtype])
 
     return run

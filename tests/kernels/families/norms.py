@@ -16,6 +16,7 @@ from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
 from .conftest import legal
+from .contract import KERNELS, Contract
 
 
 def norm_of(op, shape, weights, then, kept, **attrs):
@@ -49,15 +50,34 @@ def gradient_of(op, shape, statistics, weights, affine, left, **attrs):
     return emit
 
 
+class GradientContract(Contract):
+    """Of gradients whose blocks leave sums, which a second kernel collects."""
+
+    def kernels(self, step, config):
+        sums = self.family.workspace_bytes(self.family.parts(step), config)
+        return KERNELS | {"collect", "collect_unaligned"} if sums else KERNELS
+
+
 def grouped(layout="nhwc", groups=1, threads=256):
     """A config of the families of group norms."""
     return Attrs(layout=layout, groups=groups, threads=threads)
 
 
-def assert_each_layout_of_images(family, step):
-    images = len(step.nodes[0].types[0].shape) == 4
-    layouts = {candidate.config["layout"] for candidate in legal(family, step)}
-    assert layouts == ({"nchw", "nhwc"} if images else {"nchw"})
+class ImagesContract(Contract):
+    """Of families of group norms, which take images in both layouts."""
+
+    def test_it_runs_every_step(self, name, dtype):
+        step = self.step(self.steps[name], dtype)
+        images = len(step.nodes[0].types[0].shape) == 4
+        layouts = {candidate.config["layout"] for candidate in legal(self.family, step)}
+        assert layouts == ({"nchw", "nhwc"} if images else {"nchw"})
+
+    def configs_to_build(self, step, arch):
+        return grouped("nchw", 1, 512), grouped("nhwc", 2, 512)
+
+    def check_usage(self, step, config, usage):
+        super().check_usage(step, config, usage)
+        assert all(used.shared_bytes <= 48 << 10 for used in usage.values())
 
 
 def assert_refused(family, parts, reasons, arch="sm90"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from plantune.plans.guess import guessed_plan
 from plantune.space.arch import ARCH_NAMES, load_arch
 from plantune.space.search_space import load_search_space
 
-from .conftest import legal
+from .contract import Contract
 
 
 class Windows(nn.Module):
@@ -56,9 +56,13 @@ class Scaled(nn.Module):
         return ((q @ k.transpose(-2, -1)).softmax(-1) * 2) @ v
 
 
-def attention_of(module: nn.Module, shapes: Sequence[Sequence[int]], dtype="float16") -> Step:
+Shapes = Sequence[Sequence[int]]
+
+
+def attention_of(stated: tuple[Callable[[], nn.Module], Shapes], dtype: str) -> Step:
     """The step that holds both products, whether or not the family runs it."""
-    module = module.to(getattr(torch, dtype)).eval()
+    make, shapes = stated
+    module = make().to(getattr(torch, dtype)).eval()
     graph = extract(module, *(TensorType(tuple(shape), dtype) for shape in shapes))
     steps = fused(graph, fusions_named("attention"), lambda step: step.phase == "forward")
     return max(steps, key=lambda step: len(step.nodes))
@@ -78,21 +82,8 @@ CASES = {
 }
 
 
-def case(name: str, dtype: str = "float16") -> Step:
-    make, shapes = CASES[name]
-    return attention_of(make(), shapes, dtype)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", CASES)
-def test_it_runs_every_case_as_one_step(name, dtype):
-    step = case(name, dtype)
-    assert sum(op == "aten.matmul.default" for op in step.ops) == 2
-    assert legal(FAMILY, step)
-
-
 def test_it_reads_queries_keys_and_values_where_one_product_made_them():
-    parts = FAMILY.parts(case("masked windows"))
+    parts = FAMILY.parts(attention_of(CASES["masked windows"], "float16"))
     assert parts.sizes == (8, 3, 49, 49, 32, 32)
     assert {each.name for each in (parts.queries, parts.keys, parts.values)} == {"reshape"}
     assert [parts.queries.offset, parts.keys.offset, parts.values.offset] == [0, 96, 192]
@@ -105,29 +96,32 @@ def test_it_reads_queries_keys_and_values_where_one_product_made_them():
 
 
 REFUSED = {
-    "too many keys": (Crossed, [(1, 20, 32), (1, 129, 32), (1, 129, 32)], "129 keys"),
-    "too wide": (Crossed, [(1, 20, 80), (1, 20, 80), (1, 20, 32)], "80 or 32 columns"),
-    "no whole step": (Crossed, [(1, 20, 24), (1, 20, 24), (1, 20, 32)], "24 and 32 columns"),
-    "scaled weights": (Scaled, [(1, 20, 32)] * 3, "two products"),
-    "nothing": (Crossed, [(0, 20, 32)] * 3, "nothing to compute"),
+    "too many keys": ((Crossed, [(1, 20, 32), (1, 129, 32), (1, 129, 32)]), "129 keys"),
+    "too wide": ((Crossed, [(1, 20, 80), (1, 20, 80), (1, 20, 32)]), "80 or 32 columns"),
+    "no whole step": ((Crossed, [(1, 20, 24), (1, 20, 24), (1, 20, 32)]), "24 and 32 columns"),
+    "scaled weights": ((Scaled, [(1, 20, 32)] * 3), "two products"),
+    "nothing": ((Crossed, [(0, 20, 32)] * 3), "nothing to compute"),
+    "another dtype": (CASES["windows"], "not float32", "float32"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_does_not_run_is_refused_with_the_reason(name):
-    make, shapes, reason = REFUSED[name]
-    assert reason in FAMILY.why_not_step(attention_of(make(), shapes))
+class TestContract(Contract):
+    family, steps, refused = FAMILY, CASES, REFUSED
+    dtypes = ("float16", "bfloat16")
+    builds_chosen = (
+        (CASES["masked windows"], Attrs(threads=128)),
+        (CASES["most keys"], Attrs(threads=128)),
+        (CASES["more rows than keys"], Attrs(threads=128)),
+    )
+    configs = (
+        (CASES["small windows"], Attrs(threads=64), "2 warps are more than 1"),
+        (CASES["small windows"], Attrs(threads=32), None),
+    )
 
-
-def test_other_dtypes_are_refused():
-    assert "not float32" in FAMILY.why_not_step(case("windows", "float32"))
-
-
-def test_configs_that_do_not_fit_are_refused_with_the_reason():
-    parts = FAMILY.parts(case("small windows"))
-    why_not = FAMILY.why_not_config
-    assert "2 warps are more than 1" in why_not(parts, Attrs(threads=64), load_arch("sm90"))
-    assert why_not(parts, Attrs(threads=32), load_arch("sm90")) is None
+    def step(self, stated, dtype="float16"):
+        found = attention_of(stated, dtype)
+        assert stated[0] is Scaled or found.ops.count("aten.matmul.default") == 2
+        return found
 
 
 @pytest.mark.parametrize("arch", ARCH_NAMES)
@@ -144,27 +138,13 @@ def test_a_guess_takes_it_and_moves_no_queries():
     assert [name for name in families if name != "view"] == ["attention"]
 
 
-@pytest.mark.parametrize("name", ["masked windows", "most keys", "more rows than keys"])
-def test_it_builds_within_its_limits(build_within_limits, name):
-    step = case(name)
-    candidate = legal(FAMILY, step)[0]
-    usage = build_within_limits(FAMILY, step, candidate.config, load_arch("sm90"))
-    assert set(usage) == {"run", "run_unaligned"}
-
-
 @pytest.mark.gpu
-class TestOnTheGpu:
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-    @pytest.mark.parametrize("name", CASES)
-    def test_it_is_right(self, assert_legal_configs_right, name, dtype):
-        assert_legal_configs_right(FAMILY, case(name, dtype))
-
-    def test_a_call_is_as_far_from_float64_as_eager(self):
-        torch.manual_seed(0)
-        module = Windows(masked=4).cuda().half().eval()
-        x = torch.randn(64, 49, 288, device="cuda").half()
-        tuned = optimize(module, x, fallback="silent")
-        with torch.no_grad():
-            ours, theirs = tuned(x), module(x)
-            exact = module.double()(x.double())
-        assert (ours - exact).norm() <= 2 * (theirs - exact).norm()
+def test_a_call_is_as_far_from_float64_as_eager():
+    torch.manual_seed(0)
+    module = Windows(masked=4).cuda().half().eval()
+    x = torch.randn(64, 49, 288, device="cuda").half()
+    tuned = optimize(module, x, fallback="silent")
+    with torch.no_grad():
+        ours, theirs = tuned(x), module(x)
+        exact = module.double()(x.double())
+    assert (ours - exact).norm() <= 2 * (theirs - exact).norm()

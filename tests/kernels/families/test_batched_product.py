@@ -17,10 +17,12 @@ from plantune.plans.guess import guessed_plan
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
-from .conftest import in_turns, legal
+from .contract import Contract
 
 CONFIG = Attrs(math="mma", tile_m=64, tile_n=64, tile_k=32, warp_m=32, warp_n=32, stages=2)
 SIMT = Attrs(CONFIG, math="simt", tile_k=8)
+DEEPER = Attrs(CONFIG, stages=3)
+LARGE = Attrs(DEEPER, tile_n=128, warp_n=64, tile_k=64)
 OPERANDS = canonical({"self": {"tensor": 0}, "other": {"tensor": 1}})
 
 
@@ -68,12 +70,6 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("name", STEPS)
-def test_it_reads_every_step(step_of, name, dtype):
-    assert legal(FAMILY, step_of(STEPS[name], dtype))
-
-
 READ = {
     "in heads": Products("x0", "x1", 49, 32, 49, 6, lefts=6, rights=6),
     # The rows of all left matrices follow each other.
@@ -115,35 +111,27 @@ REFUSED = {
     "filters that stay": (constant_filters, "weights that stay"),
     "filters of several images": (computed(2, op="conv2d_wgrad"), "sums over 2 images"),
     "nothing": (products((0, 4, 5), (0, 5, 6)), "nothing to compute"),
+    "another dtype": (STEPS["matrices"], "not float64", "float64"),
     "too much": (products((1, 1 << 16, 1 << 16), (1, 1 << 16, 8)), "into 32 bits"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
-    emit, reason = REFUSED[name]
-    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
-
-
-def test_other_dtypes_are_refused(step_of):
-    assert "not float64" in FAMILY.why_not_step(step_of(STEPS["matrices"], "float64"))
+class TestContract(Contract):
+    family, steps, refused, config = FAMILY, STEPS, REFUSED, CONFIG
+    builds = ("filters of each image", "rows of odd pixels", "gradient of images")
+    builds_chosen = tuple(
+        (STEPS[name], SIMT, "float32") for name in ("filters of each image", "gradient of filters")
+    )
+    configs = (
+        (STEPS["rows of odd pixels"], DEEPER, "single 16-bit channels"),
+        (STEPS["rows of odd pixels"], CONFIG, None),
+        (STEPS["matrices"], DEEPER, None),
+        (computed(4, 4, 130, 258, (2, 65)), LARGE, "32 loads of a thread"),
+    )
 
 
 def why_not(step, config):
     return FAMILY.why_not_config(FAMILY.parts(step), config, load_arch("sm90"))
-
-
-def test_single_values_are_not_copied_asynchronously(step_of):
-    odd, even = (step_of(STEPS[name], "float16") for name in ("rows of odd pixels", "matrices"))
-    assert "single 16-bit channels" in why_not(odd, Attrs(CONFIG, stages=3))
-    assert why_not(odd, CONFIG) is None
-    assert why_not(even, Attrs(CONFIG, stages=3)) is None
-
-
-def test_narrow_words_of_large_tiles_are_refused(step_of):
-    step = step_of(computed(4, 4, 130, 258, (2, 65)), "float16")
-    large = Attrs(CONFIG, tile_n=128, warp_n=64, tile_k=64, stages=3)
-    assert "32 loads of a thread" in why_not(step, large)
 
 
 @pytest.mark.parametrize(("name", "place"), [("one group", 0), ("matrices", 1)])
@@ -213,22 +201,6 @@ def test_the_guess_finds_a_fast_config(step_of, shape):
     assert measured[min(measured, key=guess)] <= 1.15 * min(measured.values())
 
 
-@pytest.mark.parametrize(
-    ("arch_name", "name"),
-    in_turns(["filters of each image", "rows of odd pixels", "gradient of images"]),
-)
-def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
-    usage = build_within_limits(
-        FAMILY, step_of(STEPS[name], "float16"), CONFIG, load_arch(arch_name)
-    )
-    assert set(usage) == {"run", "run_unaligned"}
-
-
-@pytest.mark.parametrize("name", ["filters of each image", "gradient of filters"])
-def test_single_products_build_within_its_limits(step_of, build_within_limits, name):
-    build_within_limits(FAMILY, step_of(STEPS[name], "float32"), SIMT, load_arch("sm90"))
-
-
 class Conditional(nn.Module):
     """As conditional convolutions: each image has filters of its own, mixed from a few."""
 
@@ -246,11 +218,6 @@ class Conditional(nn.Module):
 
 @pytest.mark.gpu
 class TestOnTheGpu:
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-    @pytest.mark.parametrize("name", STEPS)
-    def test_it_is_right(self, assert_case_right, name, dtype):
-        assert_case_right(FAMILY, STEPS, name, dtype)
-
     @pytest.mark.parametrize("off", [0, 1])
     def test_a_call_is_as_far_from_float64_as_eager(self, off):
         """Wherever an image begins."""

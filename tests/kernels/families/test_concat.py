@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 import torch
 from torch import nn
 
@@ -14,9 +13,8 @@ from plantune.graph.partition import alternatives
 from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.families.concat import FAMILY
-from plantune.space.arch import load_arch
 
-from .conftest import in_turns
+from .contract import Contract
 
 CONFIG = Attrs(threads=128, vectors=2)
 
@@ -49,14 +47,6 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_it_runs_every_step(step_of, name, dtype):
-    step = step_of(STEPS[name], dtype)
-    assert FAMILY.why_not_step(step) is None
-    assert FAMILY.why_not_config(FAMILY.parts(step), CONFIG, load_arch("sm90")) is None
-
-
 def test_it_reads_what_is_joined_in_order(step_of):
     parts = FAMILY.parts(step_of(STEPS["one twice"], "float16"))
     assert parts.x == ("x0", "x1", "x0")
@@ -79,10 +69,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
-    emit, reason = REFUSED[name]
-    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+class TestContract(Contract):
+    family, steps, refused = FAMILY, STEPS, REFUSED
+    builds = ("scaled", "many")
+    config = Attrs(threads=256, vectors=4)
 
 
 class DenseLayer(nn.Module):
@@ -100,17 +90,3 @@ def test_a_dense_layer_joins_and_normalises_at_once():
     graph = extract(DenseLayer().half().eval(), TensorType((2, 16, 14, 14), "float16", "nhwc"))
     fits = [s.ops for s in alternatives(graph, all_fusions()) if FAMILY.why_not_step(s) is None]
     assert max(fits, key=len) == ("aten.cat.default", "mul_channel", "add_channel", "relu")
-
-
-@pytest.mark.parametrize(("arch_name", "name"), in_turns(["scaled", "many"]))
-def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
-    config = Attrs(threads=256, vectors=4)
-    build_within_limits(FAMILY, step_of(STEPS[name], "float16"), config, load_arch(arch_name))
-
-
-@pytest.mark.gpu
-class TestOnTheGpu:
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-    @pytest.mark.parametrize("name", STEPS)
-    def test_it_is_right(self, assert_case_right, name, dtype):
-        assert_case_right(FAMILY, STEPS, name, dtype)

@@ -15,7 +15,7 @@ from plantune.plans.guess import guessed_plan
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
-from .conftest import in_turns
+from .contract import Contract
 
 SPACE = load_search_space("sm90")
 CONFIG = Attrs(rows=4, columns=8, threads=128, blocks_per_sm=2)
@@ -73,12 +73,9 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_it_reads_every_step(step_of, name, dtype):
-    step = step_of(STEPS[name], dtype)
-    assert FAMILY.why_not_step(step) is None
-    assert candidates(step, SPACE, [FAMILY.name])
+def with_what_is_between(b):
+    y = IMPALA(b)
+    return b.graph.nodes[-2].name, y
 
 
 REFUSED = {
@@ -92,26 +89,30 @@ REFUSED = {
     "12 channels": (replace(IMPALA, channels=12), "multiples of 8"),
     "40 channels": (replace(IMPALA, between=40), "up to 32"),
     "one convolution": (lambda b: b.conv(b.x(1, 8, 9, 9), b.w(8, 8, 3, 3)), "only two"),
+    "float32": (IMPALA, "not float32", "float32"),
+    "a value between leaves": (with_what_is_between, "read outside of it"),
     "no image": (replace(IMPALA, n=0), "nothing to compute"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
-    emit, reason = REFUSED[name]
-    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+class TestContract(Contract):
+    family, steps, refused, config = FAMILY, STEPS, REFUSED, CONFIG
+    dtypes = ("float16", "bfloat16")
+    builds = ("impala", "resnet", "wide")
+    configs = (
+        (IMPALA, Attrs(CONFIG, rows=32), "half of 32 rows hold all 9"),
+        (IMPALA, Attrs(CONFIG, columns=32), "half of 32 columns hold all 13"),
+        (IMPALA, Attrs(CONFIG, columns=4), "32 to 1024 pixels, not 16"),
+        (IMPALA, Attrs(CONFIG, threads=512, blocks_per_sm=3), "leave a thread 42 registers"),
+        (IMPALA, CONFIG, None),
+    )
 
-
-def test_float32_is_refused(step_of):
-    assert "not float32" in FAMILY.why_not_step(step_of(IMPALA, "float32"))
-
-
-def test_the_value_between_may_not_leave(step_of):
-    def emit(b):
-        y = IMPALA(b)
-        return b.graph.nodes[-2].name, y
-
-    assert "read outside of it" in FAMILY.why_not_step(step_of(emit, "float16"))
+    @pytest.mark.gpu
+    def test_it_is_right(self, assert_right, gpu_space, case, dtype):
+        step = self.step(STEPS[case], dtype)
+        found = candidates(step, gpu_space, [FAMILY.name])
+        for candidate in found[:: max(len(found) // 2, 1)]:
+            assert_right(step, candidate, gpu_space)
 
 
 @pytest.mark.parametrize("block", [IMPALA, RESNET, replace(RESNET, bias=False)])
@@ -126,22 +127,6 @@ def test_without_a_search_the_whole_block_is_a_step(graph_of, arch):
     graph = graph_of(IMPALA, "float16")
     plan = guessed_plan(graph, load_search_space(arch), network="residual")
     assert [(c.candidate.family, len(c.nodes)) for c in plan.choices] == [("conv_pair", 7)]
-
-
-@pytest.mark.parametrize(
-    ("axes", "reason"),
-    [
-        ({"rows": 32}, "half of 32 rows hold all 9"),
-        ({"columns": 32}, "half of 32 columns hold all 13"),
-        ({"columns": 4}, "32 to 1024 pixels, not 16"),
-        ({"threads": 512, "blocks_per_sm": 3}, "leave a thread 42 registers"),
-        ({}, None),
-    ],
-)
-def test_a_tile_fits_the_image_and_the_chip(step_of, axes, reason):
-    parts = FAMILY.parts(step_of(IMPALA, "float16"))
-    found = FAMILY.why_not_config(parts, Attrs(CONFIG, **axes), load_arch("sm90"))
-    assert found is None if reason is None else reason in found
 
 
 def test_tiles_of_a_whole_row_have_no_margin_beside_it(step_of):
@@ -185,23 +170,3 @@ def test_the_guess_is_near_what_was_measured(step_of, sizes):
 @pytest.mark.parametrize("arch", ["sm70", "sm75"])
 def test_it_needs_products_that_older_chips_do_not_have(arch):
     assert "no products" in FAMILY.why_not_arch(load_arch(arch))
-
-
-@pytest.mark.parametrize(("arch_name", "name"), in_turns(["impala", "resnet", "wide"]))
-def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
-    arch, step = load_arch(arch_name), step_of(STEPS[name], "float16")
-    if FAMILY.why_not_arch(arch) is not None:
-        pytest.skip("it has no such products")
-    usage = build_within_limits(FAMILY, step, CONFIG, arch)
-    assert set(usage) == {"run", "run_unaligned"}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", STEPS)
-def test_it_is_right_on_the_gpu(step_of, assert_right, gpu_space, name, dtype):
-    step = step_of(STEPS[name], dtype)
-    found = candidates(step, gpu_space, [FAMILY.name])
-    assert found
-    for candidate in found[:: max(len(found) // 2, 1)]:
-        assert_right(step, candidate, gpu_space)

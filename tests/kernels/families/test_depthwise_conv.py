@@ -7,10 +7,10 @@ import pytest
 from plantune.base.canonical import Attrs
 from plantune.kernels.families.depthwise_conv import FAMILY
 from plantune.kernels.registry import candidates, estimate_us
-from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
 from .conftest import epilogue
+from .contract import Contract
 
 CONFIG = Attrs(rows=1, columns=4, threads=128)
 
@@ -47,15 +47,6 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_it_has_a_config_for_every_step(step_of, name, dtype):
-    step, space = step_of(STEPS[name], dtype), load_search_space("sm90")
-    legal = candidates(step, space, [FAMILY.name])
-    assert legal
-    assert all(estimate_us(step, candidate, space.arch) > 0 for candidate in legal)
-
-
 REFUSED = {
     "all channels": (
         lambda b: b.conv(b.x(2, 8, 4, 4), b.w(8, 8, 3, 3)),
@@ -75,39 +66,25 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
-    emit, reason = REFUSED[name]
-    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+class TestContract(Contract):
+    family, steps, refused = FAMILY, STEPS, REFUSED
+    builds, config = ("7x7",), Attrs(CONFIG, columns=8)
+    configs = (
+        (depthwise(x=(2, 8, 12, 12)), Attrs(CONFIG, rows=4), "no room for 128 sums"),
+        (depthwise(x=(2, 8, 2, 3)), Attrs(CONFIG, rows=2, columns=2), None),
+        (depthwise(x=(2, 8, 2, 3)), Attrs(CONFIG, rows=4, columns=2), "half of 4 rows hold all 2"),
+        (depthwise(x=(2, 8, 2, 3)), Attrs(CONFIG, columns=8), "half of 8 columns hold all 3"),
+    )
 
+    def test_it_runs_every_step(self, name, dtype):
+        step, space = self.step(STEPS[name], dtype), load_search_space("sm90")
+        found = candidates(step, space, [FAMILY.name])
+        assert found
+        assert all(estimate_us(step, candidate, space.arch) > 0 for candidate in found)
 
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        (Attrs(CONFIG, rows=4), "no room for 128 sums"),
-        (Attrs(CONFIG, rows=2, columns=2), None),
-        (Attrs(CONFIG, rows=4, columns=2), "half of 4 rows hold all 2"),
-        (Attrs(CONFIG, rows=1, columns=8), "half of 8 columns hold all 3"),
-    ],
-)
-def test_a_tile_fits_a_thread_and_the_image(step_of, config, reason):
-    shape = (2, 8, 2, 3) if reason is None or "half" in reason else (2, 8, 12, 12)
-    parts = FAMILY.parts(step_of(depthwise(x=shape), "float16"))
-    found = FAMILY.why_not_config(parts, config, load_arch("sm90"))
-    assert (found or "").startswith(reason or "") if reason is None else reason in found
-
-
-def test_it_builds_within_its_limits(step_of, build_within_limits, built_arch):
-    step = step_of(STEPS["7x7"], "float16")
-    usage = build_within_limits(FAMILY, step, Attrs(CONFIG, columns=8), built_arch)
-    assert set(usage) == {"run", "run_unaligned"}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("name", STEPS)
-def test_it_is_right_on_the_gpu(step_of, assert_right, gpu_space, name, dtype):
-    step = step_of(STEPS[name], dtype)
-    first, *_, last = candidates(step, gpu_space, [FAMILY.name]) * 2
-    for candidate in {first, last}:
-        assert_right(step, candidate, gpu_space)
+    @pytest.mark.gpu
+    def test_it_is_right(self, assert_right, gpu_space, case, dtype):
+        step = self.step(STEPS[case], dtype)
+        first, *_, last = candidates(step, gpu_space, [FAMILY.name]) * 2
+        for candidate in {first, last}:
+            assert_right(step, candidate, gpu_space)

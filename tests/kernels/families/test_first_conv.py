@@ -9,12 +9,13 @@ import torch
 
 from plantune.base.canonical import Attrs
 from plantune.kernels.families.first_conv import FAMILY, read_constants
-from plantune.kernels.family import Candidate, Frame
-from plantune.kernels.registry import why_not
+from plantune.kernels.family import Frame
 from plantune.space.arch import load_arch
-from plantune.space.search_space import load_search_space
 
-ARCH, SPACE = load_arch("sm90"), load_search_space("sm90")
+from .conftest import DTYPES
+from .contract import Contract
+
+ARCH = load_arch("sm90")
 POOL = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
 
 
@@ -55,44 +56,8 @@ def config(layout="nchw", rows=4, threads=384):
     return Attrs(layout=layout, rows=rows, threads=threads)
 
 
-def refusal(step, chosen):
-    return why_not(step, Candidate("first_conv", chosen), SPACE)
-
-
 STEM = First()
 CIFAR = First(size=(32, 32), kernel=(3, 3), stride=(1, 1), padding=(1, 1), parts=("bias", "relu"))
-
-
-@pytest.mark.parametrize(
-    ("emit", "dtype", "reason"),
-    [
-        (STEM, "float32", "float16 or bfloat16, got float32"),
-        (replace(STEM, dilation=(2, 2)), "float16", "without groups and dilation"),
-        (replace(STEM, stride=(2, 3)), "float16", "a stride of 1, 2 or 4, got 3"),
-        (replace(STEM, c=5), "float16", "2 pixels of 5 channels take more than 16 bytes"),
-        (replace(CIFAR, c=9), "float16", "1 pixels of 9 channels take more than 16 bytes"),
-        (replace(STEM, o=63), "float16", "63 do not divide"),
-        (
-            replace(STEM, parts=("bias", "residual")),
-            "float16",
-            "only a scale, a bias and functions",
-        ),
-        (replace(STEM, parts=("relu", "offset")), "float16", "only a scale, a bias and functions"),
-        (replace(STEM, parts=("bias", "wide pool")), "float16", "only a pool of 3x3"),
-        (replace(STEM, parts=("bias", "pool", "before")), "float16", "read outside of it"),
-        (lambda b: b.graph.emit("max_pool2d", CIFAR(b), **POOL), "float16", "read outside of it"),
-        (lambda b: b("max_pool2d", b.x(2, 3, 8, 8), **POOL), "float16", "not with a convolution"),
-        (lambda b: b("max_pool2d", STEM(b), **POOL), "float16", "has no place"),
-    ],
-)
-def test_it_says_which_steps_it_does_not_run(step_of, emit, dtype, reason):
-    assert reason in refusal(step_of(emit, dtype), config())
-
-
-def test_rows_that_are_not_there_are_refused(step_of):
-    step = step_of(replace(STEM, size=(24, 24)), "float16")
-    assert "14 rows are far more than the 6" in refusal(step, config(rows=14))
-    assert refusal(step, config(rows=8)) is None
 
 
 def test_other_archs_have_no_warpgroup_products():
@@ -187,13 +152,6 @@ BUILT += [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("index", range(len(BUILT)))
-def test_products_do_not_wait_for_each_other(step_of, build_within_limits, index, dtype):
-    emit, chosen = BUILT[index]
-    build_within_limits(FAMILY, step_of(emit, dtype), chosen, ARCH)
-
-
 RUN = {
     "stem": (STEM, config(rows=7)),
     "nhwc": (STEM, config("nhwc", rows=14, threads=128)),
@@ -222,15 +180,43 @@ RUN = {
 }
 
 
-@pytest.mark.parametrize("name", RUN)
-def test_what_is_to_run_is_legal(step_of, name):
-    emit, chosen = RUN[name]
-    assert refusal(step_of(emit, "float16"), chosen) is None
+ONLY = "only a scale, a bias and functions"
+REFUSED = {
+    "float32": (STEM, "float16 or bfloat16, got float32", "float32"),
+    "dilation": (replace(STEM, dilation=(2, 2)), "without groups and dilation"),
+    "stride 3": (replace(STEM, stride=(2, 3)), "a stride of 1, 2 or 4, got 3"),
+    "five channels": (replace(STEM, c=5), "2 pixels of 5 channels take more than 16 bytes"),
+    "nine channels": (replace(CIFAR, c=9), "1 pixels of 9 channels take more than 16 bytes"),
+    "odd outputs": (replace(STEM, o=63), "63 do not divide"),
+    "a residual": (replace(STEM, parts=("bias", "residual")), ONLY),
+    "an offset": (replace(STEM, parts=("relu", "offset")), ONLY),
+    "another pool": (replace(STEM, parts=("bias", "wide pool")), "only a pool of 3x3"),
+    "an early value": (replace(STEM, parts=("bias", "pool", "before")), "read outside of it"),
+    "places of a pool": (
+        lambda b: b.graph.emit("max_pool2d", CIFAR(b), **POOL),
+        "read outside of it",
+    ),
+    "a pool alone": (
+        lambda b: b("max_pool2d", b.x(2, 3, 8, 8), **POOL),
+        "not with a convolution",
+    ),
+    "two pools": (lambda b: b("max_pool2d", STEM(b), **POOL), "has no place"),
+}
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", RUN)
-def test_it_is_right(step_of, assert_right, name, dtype):
-    emit, chosen = RUN[name]
-    assert_right(step_of(emit, dtype), Candidate("first_conv", chosen), SPACE)
+class TestContract(Contract):
+    family, chosen, refused = FAMILY, RUN, REFUSED
+    dtypes = ("float16", "bfloat16")
+    configs = (
+        (
+            replace(STEM, size=(24, 24)),
+            config(rows=14),
+            "14 rows are far more than the 6",
+        ),
+        (replace(STEM, size=(24, 24)), config(rows=8), None),
+    )
+    # Products do not wait for each other.
+    builds_chosen = tuple((*built, dtype) for built in BUILT for dtype in DTYPES[:2])
+
+    def kernels(self, step, config):
+        return {"run"}

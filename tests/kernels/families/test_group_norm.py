@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 from torch.nn.functional import group_norm
 
 from plantune.kernels.families.group_norm import FAMILY
 from plantune.kernels.family import Candidate
-from plantune.space.arch import load_arch
 
-from .conftest import DTYPES, assert_digits_kept, in_turns
-from .norms import assert_each_layout_of_images, assert_refused, norm_of
+from .conftest import assert_digits_kept
+from .norms import ImagesContract, norm_of
 from .norms import grouped as config
 
 
@@ -32,49 +33,22 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_it_runs_every_step(step_of, name, dtype):
-    assert_each_layout_of_images(FAMILY, step_of(STEPS[name], dtype))
-
-
-def test_configs_that_do_not_fit_are_refused_with_the_reason(step_of):
-    parts = FAMILY.parts(step_of(norm((2, 6, 5, 5), 2), "float16"))
-    reasons = {
-        config("nchw", 2): "groups are apart",
-        config("nhwc", 4): "4 do not divide",
-        config("nhwc", 2): None,
-    }
-    assert_refused(FAMILY, parts, reasons)
-    wide = FAMILY.parts(step_of(norm((2, 4096, 2, 2), 1), "float16"))
-    assert_refused(FAMILY, wide, {config(): "too many"})
-    rows = FAMILY.parts(step_of(STEPS["rows"], "float16"))
-    assert_refused(FAMILY, rows, {config(): "only images"})
-
-
-def test_another_op_is_refused(step_of):
-    assert "not with a group_norm" in FAMILY.why_not_step(
-        step_of(lambda b: b("relu", b.x(2, 8)), "float16")
+class TestContract(ImagesContract):
+    family, steps = FAMILY, STEPS
+    builds = ("several groups in a vector", "large")
+    refused: ClassVar = {"another op": (lambda b: b("relu", b.x(2, 8)), "not with a group_norm")}
+    configs = (
+        (norm((2, 6, 5, 5), 2), config("nchw", 2), "groups are apart"),
+        (norm((2, 6, 5, 5), 2), config("nhwc", 4), "4 do not divide"),
+        (norm((2, 6, 5, 5), 2), config("nhwc", 2), None),
+        (norm((2, 4096, 2, 2), 1), config(), "too many"),
+        (STEPS["rows"], config(), "only images"),
     )
 
 
-@pytest.mark.parametrize(("arch_name", "name"), in_turns(["several groups in a vector", "large"]))
-def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
-    arch, step = load_arch(arch_name), step_of(STEPS[name], "float16")
-    for layout, groups in (("nchw", 1), ("nhwc", 2)):
-        usage = build_within_limits(FAMILY, step, config(layout, groups, 512), arch)
-        assert all(used.shared_bytes <= 48 << 10 for used in usage.values())
-
-
 @pytest.mark.gpu
-class TestOnTheGpu:
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("name", STEPS)
-    def test_it_is_right(self, assert_case_right, name, dtype):
-        assert_case_right(FAMILY, STEPS, name, dtype)
-
-    @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-    def test_numbers_far_from_zero_lose_no_digits(self, step_of, gpu_space, layout):
-        step = step_of(norm((2, 16, 30, 30), 2, affine=0), "float32")
-        candidate = Candidate("group_norm", config(layout))
-        assert_digits_kept(step, candidate, gpu_space, lambda x: group_norm(x, 2))
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_numbers_far_from_zero_lose_no_digits(step_of, gpu_space, layout):
+    step = step_of(norm((2, 16, 30, 30), 2, affine=0), "float32")
+    candidate = Candidate("group_norm", config(layout))
+    assert_digits_kept(step, candidate, gpu_space, lambda x: group_norm(x, 2))

@@ -7,14 +7,12 @@ import torch
 from torch import nn
 
 from plantune.kernels.families.group_norm_grad import FAMILY
-from plantune.space.arch import load_arch
 
-from .conftest import DTYPES, in_turns
 from .norms import (
+    GradientContract,
+    ImagesContract,
     assert_a_pass_has_the_gradients_of_float64,
-    assert_each_layout_of_images,
     assert_guessed_for_training,
-    assert_refused,
     gradient_of,
 )
 from .norms import grouped as config
@@ -45,12 +43,6 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_it_runs_every_step(step_of, name, dtype):
-    assert_each_layout_of_images(FAMILY, step_of(STEPS[name], dtype))
-
-
 REFUSED = {
     "another op": (lambda b: b("relu", b.x(2, 8)), "only a group norm's gradient"),
     "nothing": (grad((0, 8, 2, 2), 2), "nothing to normalise"),
@@ -58,23 +50,16 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
-    emit, reason = REFUSED[name]
-    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
-
-
-def test_configs_that_do_not_fit_are_refused_with_the_reason(step_of):
-    parts = FAMILY.parts(step_of(grad((2, 6, 5, 5), 2), "float16"))
-    reasons = {
-        config("nchw", 2): "groups are apart",
-        config("nhwc", 4): "4 do not divide",
-        config("nhwc", 2): None,
-    }
-    assert_refused(FAMILY, parts, reasons)
-    wide = FAMILY.parts(step_of(grad((2, 4096, 2, 2), 1), "float16"))
-    reasons = {config(): "512 vectors of a pixel", config(threads=512): None}
-    assert_refused(FAMILY, wide, reasons)
+class TestContract(ImagesContract, GradientContract):
+    family, steps, refused = FAMILY, STEPS, REFUSED
+    builds = ("odd channels", "large", "no weights")
+    configs = (
+        (grad((2, 6, 5, 5), 2), config("nchw", 2), "groups are apart"),
+        (grad((2, 6, 5, 5), 2), config("nhwc", 4), "4 do not divide"),
+        (grad((2, 6, 5, 5), 2), config("nhwc", 2), None),
+        (grad((2, 4096, 2, 2), 1), config(), "512 vectors of a pixel"),
+        (grad((2, 4096, 2, 2), 1), config(threads=512), None),
+    )
 
 
 def test_each_image_leaves_its_sums(step_of):
@@ -89,23 +74,8 @@ def test_a_guess_for_training_takes_it():
     assert_guessed_for_training(FAMILY, layers, (32, 16, 16, 16))
 
 
-@pytest.mark.parametrize(("arch_name", "name"), in_turns(["odd channels", "large", "no weights"]))
-def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
-    arch, step = load_arch(arch_name), step_of(STEPS[name], "float16")
-    collects = {"collect", "collect_unaligned"} if name != "no weights" else set()
-    for layout, groups in (("nchw", 1), ("nhwc", 2)):
-        usage = build_within_limits(FAMILY, step, config(layout, groups, 512), arch)
-        assert set(usage) == {"run", "run_unaligned", *collects}
-        assert all(used.shared_bytes <= 48 << 10 for used in usage.values())
-
-
 @pytest.mark.gpu
 class TestOnTheGpu:
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("name", STEPS)
-    def test_it_is_right(self, assert_case_right, name, dtype):
-        assert_case_right(FAMILY, STEPS, name, dtype)
-
     def test_a_pass_has_the_gradients_of_float64(self):
         torch.manual_seed(0)
         layers = nn.Conv2d(8, 32, 3), nn.GroupNorm(4, 32), nn.ReLU(), nn.Conv2d(32, 8, 3)

@@ -17,7 +17,8 @@ from plantune.plans.guess import hand_plan
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
-from .conftest import epilogue, in_turns
+from .conftest import epilogue
+from .contract import Contract
 
 CONFIG = Attrs(rows=4, columns=8, threads=128)
 
@@ -109,28 +110,12 @@ STEPS = {
 POOLS_AND_FEW = [name for name in STEPS if "pool" in name or "channels" in name]
 
 
-@pytest.mark.parametrize("name", POOLS_AND_FEW)
-def test_they_have_configs(step_of, name):
-    assert candidates(step_of(STEPS[name], "float16"), load_search_space("sm90"), [FAMILY.name])
-
-
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_it_reads_every_step(step_of, name, dtype):
-    assert FAMILY.why_not_step(step_of(STEPS[name], dtype)) is None
-
-
 @pytest.mark.parametrize(("width", "family"), [(128, FAMILY.name), (136, "framework")])
 def test_a_plan_by_hand_leaves_wide_groups_to_the_framework(graph_of, width, family):
     """How long they take is not known before a search has measured it."""
     graph = graph_of(grouped("relu", x=(8, 2 * width, 14, 14), groups=2), "float16")
     plan = hand_plan(graph, load_search_space("sm90"), network="x")
     assert plan.choices[0].candidate.family == family
-
-
-@pytest.mark.parametrize("name", [name for name in STEPS if "wide" in name])
-def test_wide_groups_have_configs(step_of, name):
-    assert candidates(step_of(STEPS[name], "float16"), load_search_space("sm90"), [FAMILY.name])
 
 
 def test_large_images_have_configs(step_of):
@@ -161,33 +146,37 @@ REFUSED = {
         "without dilation",
     ),
     "no convolution": (lambda b: b("relu", b.x(2, 8, 4, 4)), "starts with relu"),
+    "float32": (grouped(), "not float32", "float32"),
     "no image": (grouped(x=(0, 32, 4, 4)), "nothing to compute"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
-    emit, reason = REFUSED[name]
-    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+FLAT = grouped(x=(1, 32, 7, 14))
 
 
-def test_float32_is_refused(step_of):
-    assert "not float32" in FAMILY.why_not_step(step_of(grouped(), "float32"))
+class TestContract(Contract):
+    family, steps, refused, config = FAMILY, STEPS, REFUSED, CONFIG
+    dtypes = ("float16", "bfloat16")
+    without_config = frozenset({"one pixel"})
+    builds = (
+        "wide groups, four times as many out",
+        "groups of 16",
+        "no groups",
+        "stride 2, odd",
+        "three channels and a pool",
+    )
+    configs = (
+        (FLAT, Attrs(CONFIG, rows=14), "half of 14 rows hold all 7"),
+        (FLAT, Attrs(CONFIG, columns=28), "half of 28 columns hold all 14"),
+        (FLAT, Attrs(CONFIG, rows=1), "not 8"),
+        (FLAT, CONFIG, None),
+    )
 
-
-@pytest.mark.parametrize(
-    ("axes", "reason"),
-    [
-        ({"rows": 14}, "half of 14 rows hold all 7"),
-        ({"columns": 28}, "half of 28 columns hold all 14"),
-        ({"rows": 1}, "not 8"),
-        ({}, None),
-    ],
-)
-def test_a_tile_fits_the_image(step_of, axes, reason):
-    parts = FAMILY.parts(step_of(grouped(x=(1, 32, 7, 14)), "float16"))
-    found = FAMILY.why_not_config(parts, Attrs(CONFIG, **axes), load_arch("sm90"))
-    assert found is None if reason is None else reason in found
+    @pytest.mark.gpu
+    def test_it_is_right(self, assert_right, gpu_space, case, dtype):
+        step, every = self.step(STEPS[case], dtype), 5 if case in POOLS_AND_FEW else 19
+        for candidate in candidates(step, gpu_space, [FAMILY.name])[::every]:
+            assert_right(step, candidate, gpu_space)
 
 
 @pytest.mark.parametrize("arch", ["sm70", "sm75"])
@@ -291,34 +280,3 @@ def test_what_is_added_has_come_before_it_is_read(step_of, name):
     last_copy = aligned.rindex("cp.async.cg")
     barrier = aligned.index("bar.sync", last_copy)
     assert "cp.async.wait_all" in aligned[last_copy:barrier]
-
-
-@pytest.mark.parametrize(
-    ("arch_name", "name"),
-    in_turns(
-        [
-            "wide groups, four times as many out",
-            "groups of 16",
-            "no groups",
-            "stride 2, odd",
-            "three channels and a pool",
-        ]
-    ),
-)
-def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
-    arch, step = load_arch(arch_name), step_of(STEPS[name], "float16")
-    if FAMILY.why_not_arch(arch) is not None:
-        pytest.skip("it has no such products")
-    usage = build_within_limits(FAMILY, step, CONFIG, arch)
-    assert set(usage) == {"run", "run_unaligned"}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", STEPS)
-def test_it_is_right_on_the_gpu(step_of, assert_right, gpu_space, name, dtype):
-    step = step_of(STEPS[name], dtype)
-    for candidate in candidates(step, gpu_space, [FAMILY.name])[
-        :: 5 if name in POOLS_AND_FEW else 19
-    ]:
-        assert_right(step, candidate, gpu_space)

@@ -23,7 +23,8 @@ from plantune.runtime.program.schedule import make_schedule
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
-from .conftest import LAYERS
+from .conftest import DTYPES, LAYERS
+from .contract import Contract
 from .epilogues import ended
 
 ARCH = load_arch("sm90")
@@ -93,43 +94,6 @@ def test_each_layer_has_configs(step_of, index, dtype):
     assert all(2 < time < 1000 for time in times)
 
 
-@pytest.mark.parametrize(
-    ("emit", "dtype", "reason"),
-    [
-        (Conv(), "float32", "float16 or bfloat16, got float32"),
-        (Conv(c=12), "float16", "do not start at 16 bytes"),
-        (Conv(o=20), "float16", "do not start at 16 bytes"),
-        (Conv(groups=2), "float16", "without groups"),
-        (Conv(size=(90, 90), stride=9, parts=()), "float16", "at most 8 pixels"),
-        (
-            lambda b: b("affine", Conv(parts=())(b), alpha=2.0, beta=0.0),
-            "float16",
-            "no place in the epilogue",
-        ),
-    ],
-)
-def test_it_says_which_steps_it_does_not_run(step_of, emit, dtype, reason):
-    assert reason in refusal(step_of(emit, dtype), config(64, 64))
-
-
-@pytest.mark.parametrize(
-    ("emit", "refused", "reason"),
-    [
-        (layer(2), config(256, 256), "more than 128 registers"),
-        (layer(2), config(128, 256), "half of the tile's channels"),
-        (layer(1), config(128, 64, reuse=True), "with stride 1 read the same pixels"),
-        (Conv(kernel=1, parts=()), config(64, 64, 3, reuse=True), "of a larger kernel"),
-        (Conv(kernel=1, parts=()), config(64, 64, 3, split_k=2), "1 steps are too few"),
-        (Conv(kernel=1, parts=()), config(64, 64, 4), "no more than 1 steps to load"),
-        (layer(6), config(128, 256, 8), "bytes of shared memory"),
-        (Conv(2, 64, (8, 8), 256), config(128, 256, 3), "bytes of shared memory"),
-        (layer(6), config(128, 128, 4, blocks_per_sm=2), "do not fit an SM"),
-    ],
-)
-def test_illegal_configs_have_reasons(step_of, emit, refused, reason):
-    assert reason in refusal(step_of(emit, "float16"), refused)
-
-
 def test_other_archs_have_no_warpgroup_products():
     assert "wgmma" in FAMILY.why_not_arch(load_arch("sm80"))
     assert "wgmma" in FAMILY.why_not_arch(load_arch("sm100"))
@@ -183,15 +147,6 @@ BUILT = [
     (layer(6, parts=PARTS), config(128, 64, 4, split_k=8)),
     (layer(6), config(64, 256, 4)),
 ]
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("index", range(len(BUILT)))
-def test_it_builds_without_spilling(step_of, build_within_limits, index, dtype):
-    emit, chosen = BUILT[index]
-    step = step_of(emit, dtype)
-    assert refusal(step, chosen) is None
-    assert build_within_limits(FAMILY, step, chosen, ARCH)["run"].shared_bytes == 0
 
 
 @pytest.mark.parametrize("tile_m", [64, 128])
@@ -267,12 +222,6 @@ def test_few_tiles_or_several_blocks_of_an_sm_come_and_go(step_of, blocks_per_sm
     assert design.launched == design.blocks
 
 
-@pytest.mark.parametrize("name", RUN)
-def test_what_is_to_run_is_legal(step_of, name):
-    emit, chosen = RUN[name]
-    assert refusal(step_of(emit, "float16"), chosen) is None
-
-
 @pytest.mark.parametrize("ends", [(), ("residual",), ("input",)])
 def test_every_image_that_is_read_is_placed(step_of, ends):
     step = step_of(Conv(parts=ends), "float16")
@@ -308,9 +257,35 @@ def test_a_programs_own_images_need_no_room_for_copies(graph_of):
     assert not copied
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", RUN)
-def test_it_is_right(step_of, assert_right, name, dtype):
-    emit, chosen = RUN[name]
-    assert_right(step_of(emit, dtype), Candidate("hopper_conv", chosen), SPACE)
+REFUSED = {
+    "float32": (Conv(), "float16 or bfloat16, got float32", "float32"),
+    "odd channels": (Conv(c=12), "do not start at 16 bytes"),
+    "odd outputs": (Conv(o=20), "do not start at 16 bytes"),
+    "groups": (Conv(groups=2), "without groups"),
+    "far steps": (Conv(size=(90, 90), stride=9, parts=()), "at most 8 pixels"),
+    "another op": (
+        lambda b: b("affine", Conv(parts=())(b), alpha=2.0, beta=0.0),
+        "no place in the epilogue",
+    ),
+}
+SINGLE = Conv(kernel=1, parts=())
+
+
+class TestContract(Contract):
+    family, chosen, refused = FAMILY, RUN, REFUSED
+    dtypes = ("float16", "bfloat16")
+    configs = (
+        (layer(2), config(256, 256), "more than 128 registers"),
+        (layer(2), config(128, 256), "half of the tile's channels"),
+        (layer(1), config(128, 64, reuse=True), "with stride 1 read the same pixels"),
+        (SINGLE, config(64, 64, 3, reuse=True), "of a larger kernel"),
+        (SINGLE, config(64, 64, 3, split_k=2), "1 steps are too few"),
+        (SINGLE, config(64, 64, 4), "no more than 1 steps to load"),
+        (layer(6), config(128, 256, 8), "bytes of shared memory"),
+        (Conv(2, 64, (8, 8), 256), config(128, 256, 3), "bytes of shared memory"),
+        (layer(6), config(128, 128, 4, blocks_per_sm=2), "do not fit an SM"),
+    )
+    builds_chosen = tuple((*built, dtype) for built in BUILT for dtype in DTYPES[:2])
+
+    def check_usage(self, step, config, usage):
+        assert usage["run"].shared_bytes == 0

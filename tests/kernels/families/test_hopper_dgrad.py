@@ -13,13 +13,12 @@ from plantune.graph.step import make_step
 from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.families.hopper_dgrad import FAMILY
-from plantune.kernels.family import Candidate
 from plantune.kernels.hopper.tiles import Box
-from plantune.kernels.registry import why_not
 from plantune.models.se_resnet9 import se_resnet9_fixup
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
+from .contract import Contract
 from .image_gradients import (
     APART,
     EARLIEST,
@@ -47,10 +46,6 @@ def config(tile_m, tile_n, stages=4, split_k=1, reuse=False, blocks_per_sm=1):
         reuse=reuse,
         blocks_per_sm=blocks_per_sm,
     )
-
-
-def refusal(step, candidate_config):
-    return why_not(step, Candidate("hopper_dgrad", candidate_config), SPACE)
 
 
 @pytest.mark.parametrize("n", [7, 2048])
@@ -109,40 +104,6 @@ def test_phases_have_the_taps_that_meet_pixels(step_of, kernel, padding):
     assert shape.taps(Box(1, 1, 1))[1] == pairs(12, shape.h) * pairs(8, shape.w)
 
 
-@pytest.mark.parametrize(
-    ("emit", "dtype", "reason"),
-    [
-        (Gradient(), "float32", "float16 or bfloat16, got float32"),
-        (Gradient(c=12), "float16", "do not start at 16 bytes"),
-        (Gradient(groups=2), "float16", "without groups"),
-        (Gradient(stride=3), "float16", "strides up to 2, got (3, 3)"),
-        (Gradient(size=(1, 8), stride=2), "float16", "is smaller than the stride (2, 2)"),
-        (Gradient(kernel=1, padding=1), "float16", "is not smaller than the kernel"),
-        (Gradient(parts=("mul",)), "float16", "no place after the gradient"),
-        (Gradient(parts=("itself",)), "float16", "no place after the gradient"),
-        (Gradient(parts=("swapped",)), "float16", "no place after the gradient"),
-        (Gradient(parts=("relu_grad", "add")), "float16", "no place after the gradient"),
-        (Gradient(parts=("pool",)), "float16", "more than 2x2 windows"),
-        (Gradient(parts=("all", "pool", "pool"), stride=2), "float16", "no place after the"),
-        (Gradient(parts=("pool",), stride=2, counted=False), "float16", "count other pixels"),
-        (Gradient(parts=("images",)), "float16", "sum at 'sum' has no place after the gradient"),
-        (lambda b: Gradient(parts=("all",))(b)[1], "float16", "does not leave the step"),
-        (
-            Gradient(parts=("add", "relu_grad"), leaves="conv add"),
-            "float16",
-            "two values before the end",
-        ),
-        (
-            lambda b: b.conv(b.x(2, 64, 8, 8), b.w(64, 64, 3, 3)),
-            "float16",
-            "not with an image's gradient",
-        ),
-    ],
-)
-def test_it_says_which_steps_it_does_not_run(step_of, emit, dtype, reason):
-    assert reason in refusal(step_of(emit, dtype), config(64, 64))
-
-
 BUILT = [
     (Gradient(128, 64, (16, 16), 64), config(256, 64, 6, reuse=True)),
     (Gradient(parts=("relu_grad",), leaves="conv"), config(128, 64, 4, reuse=True)),
@@ -156,14 +117,6 @@ BUILT = [
     (Gradient(128, 128, (8, 8), 256, stride=2, parts=FIRST), config(128, 128, 3)),
     (Gradient(128, 64, (16, 16), 128, stride=2, parts=POOLED), config(128, 64, 4, reuse=True)),
 ]
-
-
-@pytest.mark.parametrize("index", range(len(BUILT)))
-def test_it_builds_without_spilling(step_of, build_within_limits, index):
-    emit, chosen = BUILT[index]
-    step = step_of(emit, "float16")
-    assert refusal(step, chosen) is None
-    build_within_limits(FAMILY, step, chosen, ARCH)
 
 
 RUN = {
@@ -283,20 +236,41 @@ def test_blocks_stay_where_tiles_are_many(step_of, name):
     assert design.launched == 132 < design.blocks
 
 
-def test_kernels_whose_blocks_stay_build_without_spilling(step_of, build_within_limits):
-    emit, chosen = STAYING["staying, pooled"]
-    build_within_limits(FAMILY, step_of(emit, "float16"), chosen, ARCH)
+NO_PLACE = "no place after the gradient"
+REFUSED = {
+    "float32": (Gradient(), "float16 or bfloat16, got float32", "float32"),
+    "odd channels": (Gradient(c=12), "do not start at 16 bytes"),
+    "groups": (Gradient(groups=2), "without groups"),
+    "far steps": (Gradient(stride=3), "strides up to 2, got (3, 3)"),
+    "one row": (Gradient(size=(1, 8), stride=2), "is smaller than the stride (2, 2)"),
+    "much padding": (Gradient(kernel=1, padding=1), "is not smaller than the kernel"),
+    "a product": (Gradient(parts=("mul",)), NO_PLACE),
+    "added to itself": (Gradient(parts=("itself",)), NO_PLACE),
+    "masked by the gradient": (Gradient(parts=("swapped",)), NO_PLACE),
+    "a sum after the mask": (Gradient(parts=("relu_grad", "add")), NO_PLACE),
+    "a pool of pixels": (Gradient(parts=("pool",)), "more than 2x2 windows"),
+    "two pools": (Gradient(parts=("all", "pool", "pool"), stride=2), NO_PLACE),
+    "a pool that counts pixels": (
+        Gradient(parts=("pool",), stride=2, counted=False),
+        "count other pixels",
+    ),
+    "sums of images": (Gradient(parts=("images",)), "sum at 'sum' has no place after the gradient"),
+    "a gradient that stays": (lambda b: Gradient(parts=("all",))(b)[1], "does not leave the step"),
+    "two early values": (
+        Gradient(parts=("add", "relu_grad"), leaves="conv add"),
+        "two values before the end",
+    ),
+    "a convolution": (
+        lambda b: b.conv(b.x(2, 64, 8, 8), b.w(64, 64, 3, 3)),
+        "not with an image's gradient",
+    ),
+}
 
 
-@pytest.mark.parametrize("name", RUN)
-def test_what_is_to_run_is_legal(step_of, name):
-    emit, chosen = RUN[name]
-    assert refusal(step_of(emit, "float16"), chosen) is None
+class TestContract(Contract):
+    family, chosen, refused = FAMILY, RUN, REFUSED
+    dtypes = ("float16", "bfloat16")
+    builds_chosen = (*BUILT, STAYING["staying, pooled"])
 
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", RUN)
-def test_it_is_right(step_of, assert_right, name, dtype):
-    emit, chosen = RUN[name]
-    assert_right(step_of(emit, dtype), Candidate("hopper_dgrad", chosen), SPACE)
+    def kernels(self, step, config):
+        return {"run", "add"} if {"sum", "sum_to"} & {*step.ops} else {"run"}

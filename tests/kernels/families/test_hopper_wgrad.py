@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from plantune.base.canonical import Attrs
 from plantune.kernels.families.hopper_wgrad import FAMILY
-from plantune.kernels.family import Candidate
 from plantune.kernels.hopper.tiles import Box
-from plantune.kernels.registry import why_not
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
 from .conftest import LAYERS
+from .contract import Contract
 from .weight_gradients import Gradient
 
 ARCH = load_arch("sm90")
@@ -36,10 +37,6 @@ def config(tile_m=64, tile_n=64, tile_k=256, order="pixels", stages=2, blocks=13
     )
 
 
-def refusal(step, chosen):
-    return why_not(step, Candidate("hopper_wgrad", chosen), SPACE)
-
-
 @pytest.mark.parametrize("n", [7, 128, 2048])
 @pytest.mark.parametrize("index", range(len(LAYERS)))
 def test_each_layer_has_configs(step_of, index, n):
@@ -47,44 +44,6 @@ def test_each_layer_has_configs(step_of, index, n):
     legal = [c for c in FAMILY.configs(SPACE) if FAMILY.why_not_config(parts, c, ARCH) is None]
     assert 4 <= len(legal) <= 400
     assert 2 < min(FAMILY.estimate_us(parts, c, ARCH) for c in legal) < 200
-
-
-@pytest.mark.parametrize(
-    ("emit", "dtype", "reason"),
-    [
-        (Gradient(), "float32", "float16 or bfloat16, got float32"),
-        (Gradient(c=12), "float16", "do not start at 16 bytes"),
-        (Gradient(o=20), "float16", "do not start at 16 bytes"),
-        (Gradient(groups=2), "float16", "without groups"),
-        (Gradient(dilation=2), "float16", "without groups and dilation"),
-        (Gradient(kernel=5), "float16", "got 5x5"),
-        (Gradient(stride=3), "float16", "strides up to 2"),
-        (Gradient(kernel=1, padding=1), "float16", "is not smaller than the kernel"),
-        (
-            lambda b: b("affine", Gradient()(b), alpha=2.0, beta=0.0),
-            "float16",
-            "weight alone",
-        ),
-    ],
-)
-def test_it_says_which_steps_it_does_not_run(step_of, emit, dtype, reason):
-    assert reason in refusal(step_of(emit, dtype), config())
-
-
-@pytest.mark.parametrize(
-    ("emit", "refused", "reason"),
-    [
-        (layer(2), config(tile_m=128), "6 warpgroups"),
-        (layer(2), config(tile_n=128), "192 sums of each thread"),
-        (Gradient(kernel=1, c=64), config(tile_n=128), "half of the tile"),
-        (Gradient(1), config(blocks=66), "half of 66 blocks"),
-        (Gradient(64, size=(16, 16)), config(stages=3, blocks=66), "no more than 1 boxes"),
-        (layer(0, 2048), config(stages=4), "bytes of shared memory"),
-        (Gradient(2, size=(3, 3)), config(order="images", tile_k=64), "half of"),
-    ],
-)
-def test_illegal_configs_have_reasons(step_of, emit, refused, reason):
-    assert reason in refusal(step_of(emit, "float16"), refused)
 
 
 def test_other_archs_have_no_warpgroup_products():
@@ -143,16 +102,6 @@ BUILT = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("index", "dtype"), [(at, ("float16", "bfloat16")[at % 2]) for at in range(len(BUILT))]
-)
-def test_it_builds_without_spilling(step_of, build_within_limits, index, dtype):
-    emit, chosen = BUILT[index]
-    step = step_of(emit, dtype)
-    assert refusal(step, chosen) is None
-    build_within_limits(FAMILY, step, chosen, ARCH)
-
-
 IMAGES = {"order": "images"}
 RUN = {
     **{f"layer {i}": (layer(i, 7), config(tile_k=64, blocks=1)) for i in range(len(LAYERS))},
@@ -181,15 +130,34 @@ RUN = {
 }
 
 
-@pytest.mark.parametrize("name", RUN)
-def test_what_is_to_run_is_legal(step_of, name):
-    emit, chosen = RUN[name]
-    assert refusal(step_of(emit, "float16"), chosen) is None
+REFUSED = {
+    "float32": (Gradient(), "float16 or bfloat16, got float32", "float32"),
+    "odd channels": (Gradient(c=12), "do not start at 16 bytes"),
+    "odd outputs": (Gradient(o=20), "do not start at 16 bytes"),
+    "groups": (Gradient(groups=2), "without groups"),
+    "dilation": (Gradient(dilation=2), "without groups and dilation"),
+    "a large kernel": (Gradient(kernel=5), "got 5x5"),
+    "far steps": (Gradient(stride=3), "strides up to 2"),
+    "much padding": (Gradient(kernel=1, padding=1), "is not smaller than the kernel"),
+    "another op": (lambda b: b("affine", Gradient()(b), alpha=2.0, beta=0.0), "weight alone"),
+}
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", RUN)
-def test_it_is_right(step_of, assert_right, name, dtype):
-    emit, chosen = RUN[name]
-    assert_right(step_of(emit, dtype), Candidate("hopper_wgrad", chosen), SPACE)
+class TestContract(Contract):
+    family, chosen, refused = FAMILY, RUN, REFUSED
+    dtypes = ("float16", "bfloat16")
+    configs = (
+        (layer(2), config(tile_m=128), "6 warpgroups"),
+        (layer(2), config(tile_n=128), "192 sums of each thread"),
+        (Gradient(kernel=1, c=64), config(tile_n=128), "half of the tile"),
+        (Gradient(1), config(blocks=66), "half of 66 blocks"),
+        (Gradient(64, size=(16, 16)), config(stages=3, blocks=66), "no more than 1 boxes"),
+        (layer(0, 2048), config(stages=4), "bytes of shared memory"),
+        (Gradient(2, size=(3, 3)), config(order="images", tile_k=64), "half of"),
+    )
+    builds_chosen = tuple(
+        (*built, dtype) for built, dtype in zip(BUILT, itertools.cycle(dtypes), strict=False)
+    )
+
+    def kernels(self, step, config):
+        return {"run", "sum"}

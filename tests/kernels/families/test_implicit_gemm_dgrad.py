@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from plantune.base.canonical import Attrs
-from plantune.devices.gpus import best_arch
 from plantune.kernels.families.implicit_gemm_dgrad import FAMILY, as_forward, turned
 from plantune.kernels.family import Candidate
-from plantune.kernels.registry import candidates, why_not
+from plantune.kernels.registry import candidates
 from plantune.space.search_space import load_search_space
 
+from .contract import AnyGpu
 from .cutlass_configs import MMA
 from .image_gradients import MASKED, POOLED, Gradient
 
@@ -54,26 +54,18 @@ def test_a_step_is_read_as_a_convolution(step_of):
     assert (parts.gemm.m, parts.gemm.n, parts.gemm.channels) == (2 * 9 * 7, 24, 64)
 
 
-@pytest.mark.parametrize(
-    ("emit", "reason"),
-    [
-        (Gradient(stride=2), "with stride 1, got (2, 2)"),
-        (Gradient(groups=2), "without groups and dilation"),
-        (Gradient(kernel=1, padding=1), "is not smaller than the kernel (1, 1)"),
-        (Gradient(parts=MASKED), "relu_grad"),
-        (Gradient(parts=("all",)), "sum_to"),
-        (Gradient(parts=POOLED, pool=(2, 1)), "does not read 'conv2d_dgrad'"),
-    ],
-)
-def test_other_steps_are_refused(step_of, emit, reason):
-    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+REFUSED = {
+    "far steps": (Gradient(stride=2), "with stride 1, got (2, 2)"),
+    "groups": (Gradient(groups=2), "without groups and dilation"),
+    "much padding": (Gradient(kernel=1, padding=1), "is not smaller than the kernel (1, 1)"),
+    "a mask": (Gradient(parts=MASKED), "relu_grad"),
+    "a sum": (Gradient(parts=("all",)), "sum_to"),
+    "a pool": (Gradient(parts=POOLED, pool=(2, 1)), "does not read 'conv2d_dgrad'"),
+}
 
 
-@pytest.mark.parametrize("name", RUN)
-def test_what_is_to_run_is_legal(step_of, name):
-    emit, chosen = RUN[name]
-    candidate = Candidate(FAMILY.name, chosen)
-    assert why_not(step_of(emit, "float16"), candidate, load_search_space("sm80")) is None
+class TestContract(AnyGpu):
+    family, chosen, refused = FAMILY, RUN, REFUSED
 
 
 def test_a_search_tries_it_on_every_arch(step_of, cuda_arch):
@@ -82,14 +74,6 @@ def test_a_search_tries_it_on_every_arch(step_of, cuda_arch):
 
 
 @pytest.mark.gpu
-class TestOnTheGpu:
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-    @pytest.mark.parametrize("name", RUN)
-    def test_it_is_right(self, step_of, assert_right, name, dtype):
-        emit, chosen = RUN[name]
-        space = load_search_space(best_arch())
-        assert_right(step_of(emit, dtype), Candidate(FAMILY.name, chosen), space)
-
-    def test_it_is_right_in_float32(self, step_of, assert_right):
-        step = step_of(Gradient(3, 72, (19, 13), 40, parts=("add",)), "float32")
-        assert_right(step, Candidate(FAMILY.name, SIMT), load_search_space(best_arch()))
+def test_it_is_right_in_float32(step_of, assert_right, gpu_space):
+    step = step_of(Gradient(3, 72, (19, 13), 40, parts=("add",)), "float32")
+    assert_right(step, Candidate(FAMILY.name, SIMT), gpu_space)

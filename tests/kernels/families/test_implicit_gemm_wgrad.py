@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from plantune.base.canonical import Attrs
-from plantune.devices.gpus import best_arch
 from plantune.kernels.families.implicit_gemm_wgrad import FAMILY
-from plantune.kernels.family import Candidate
-from plantune.kernels.registry import candidates, why_not
+from plantune.kernels.registry import candidates
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
+from .contract import AnyGpu
 from .cutlass_configs import MMA
 from .weight_gradients import Gradient
 
@@ -38,49 +35,33 @@ RUN = {
 }
 
 
-@pytest.mark.parametrize("name", RUN)
-def test_what_is_to_run_is_legal(step_of, name):
-    emit, chosen = RUN[name]
-    candidate = Candidate(FAMILY.name, chosen)
-    assert why_not(step_of(emit, "float16"), candidate, load_search_space("sm80")) is None
+REFUSED = {
+    "groups": (Gradient(groups=2), "without groups"),
+    "float64": (Gradient(), "not float64", "float64"),
+    "odd channels": (Gradient(c=3), "both must be even"),
+    "much padding": (Gradient(kernel=1, padding=1), "is not smaller than the kernel"),
+    "many rows": (Gradient(kernel=33, size=(40, 40)), "up to 32 rows"),
+    "another op": (lambda b: b("relu", b.x(2, 8, 4, 4)), "weight alone"),
+}
+WHOLE = Gradient(5, 64, (16, 16), 128, stride=2)
 
 
-@pytest.mark.parametrize(
-    ("emit", "dtype", "reason"),
-    [
-        (Gradient(groups=2), "float16", "without groups"),
-        (Gradient(), "float64", "not float64"),
-        (Gradient(c=3), "float16", "both must be even"),
-        (Gradient(kernel=1, padding=1), "float16", "is not smaller than the kernel"),
-        (Gradient(kernel=33, size=(40, 40)), "float16", "up to 32 rows"),
-        (lambda b: b("relu", b.x(2, 8, 4, 4)), "float16", "weight alone"),
-    ],
-)
-def test_other_steps_are_refused(step_of, emit, dtype, reason):
-    assert reason in FAMILY.why_not_step(step_of(emit, dtype))
+class TestContract(AnyGpu):
+    family, chosen, refused = FAMILY, RUN, REFUSED
+    configs = (
+        (WHOLE, Attrs(WIDE, warp_n=64), "128 sums"),
+        (WHOLE, Attrs(MMA, split_k=16), "K is split"),
+    )
 
 
 def test_pixels_are_split_and_channels_fill_tiles(step_of):
-    parts = FAMILY.parts(step_of(Gradient(5, 64, (16, 16), 128, stride=2), "float16"))
+    parts = FAMILY.parts(step_of(WHOLE, "float16"))
     assert (parts.gemm.m, parts.gemm.n, parts.gemm.channels) == (128, 9 * 64, 5 * 8 * 8)
-    large = Attrs(WIDE, warp_n=64)
-    assert "128 sums" in FAMILY.why_not_config(parts, large, load_arch("sm80"))
-    assert "K is split" in FAMILY.why_not_config(parts, Attrs(MMA, split_k=16), load_arch("sm80"))
 
 
 def test_a_search_tries_it_on_every_arch(step_of, cuda_arch):
     step = step_of(Gradient(128, 64, (16, 16), 64), "float16")
     assert len(candidates(step, load_search_space(cuda_arch.name), [FAMILY.name])) >= 4
-
-
-@pytest.mark.gpu
-class TestOnTheGpu:
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-    @pytest.mark.parametrize("name", RUN)
-    def test_it_is_right(self, step_of, assert_right, name, dtype):
-        emit, chosen = RUN[name]
-        space = load_search_space(best_arch())
-        assert_right(step_of(emit, dtype), Candidate(FAMILY.name, chosen), space)
 
 
 def test_a_guess_is_near_to_what_was_measured(step_of):

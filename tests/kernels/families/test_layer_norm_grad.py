@@ -8,13 +8,11 @@ from torch import nn
 
 from plantune.base.canonical import Attrs
 from plantune.kernels.families.layer_norm_grad import BLOCKS, FAMILY
-from plantune.space.arch import load_arch
 
-from .conftest import DTYPES, in_turns, legal
 from .norms import (
+    GradientContract,
     assert_a_pass_has_the_gradients_of_float64,
     assert_guessed_for_training,
-    assert_refused,
     gradient_of,
 )
 
@@ -43,37 +41,22 @@ STEPS = {
 CONFIG = Attrs(lanes=32, threads=128)
 
 
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_it_runs_every_step(step_of, name, dtype):
-    assert legal(FAMILY, step_of(STEPS[name], dtype))
-
-
 REFUSED = {
     "another op": (lambda b: b("relu", b.x(2, 8)), "only a layer norm's gradient"),
     "nothing": (grad((0, 8)), "nothing to normalise"),
     "far too wide": (grad((2, 1 << 13)), "too wide for a block's sums"),
+    "another dtype": (STEPS["rows"], "got float64", "float64"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
-    emit, reason = REFUSED[name]
-    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
-
-
-def test_other_dtypes_are_refused(step_of):
-    assert "got float64" in FAMILY.why_not_step(step_of(STEPS["rows"], "float64"))
-
-
-def test_lanes_fit_the_row(step_of):
-    parts = FAMILY.parts(step_of(grad((3, 2048)), "float16"))
-    reasons = {
-        CONFIG: "would hold 64",
-        Attrs(lanes=256, threads=128): "has no 256",
-        Attrs(lanes=64, threads=128): None,
-    }
-    assert_refused(FAMILY, parts, reasons)
+class TestContract(GradientContract):
+    family, steps, refused = FAMILY, STEPS, REFUSED
+    builds = ("odd", "wide", "no weights")
+    configs = (
+        (grad((3, 2048)), CONFIG, "would hold 64"),
+        (grad((3, 2048)), Attrs(lanes=256, threads=128), "has no 256"),
+        (grad((3, 2048)), Attrs(lanes=64, threads=128), None),
+    )
 
 
 def test_blocks_are_few_and_leave_sums(step_of):
@@ -91,26 +74,11 @@ def test_a_guess_for_training_takes_it():
     assert_guessed_for_training(FAMILY, layers, (512, 64))
 
 
-@pytest.mark.parametrize(("arch_name", "name"), in_turns(["odd", "wide", "no weights"]))
-def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
-    step = step_of(STEPS[name], "float16")
-    config = legal(FAMILY, step, arch_name)[-1].config
-    usage = build_within_limits(FAMILY, step, config, load_arch(arch_name))
-    collects = {"collect", "collect_unaligned"} if name != "no weights" else set()
-    assert set(usage) == {"run", "run_unaligned", *collects}
-
-
 @pytest.mark.gpu
-class TestOnTheGpu:
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("name", STEPS)
-    def test_it_is_right(self, assert_case_right, name, dtype):
-        assert_case_right(FAMILY, STEPS, name, dtype)
-
-    def test_a_pass_has_the_gradients_of_float64(self):
-        torch.manual_seed(0)
-        layers = nn.Linear(64, 96), nn.LayerNorm(96), nn.GELU(), nn.Linear(96, 8)
-        module = nn.Sequential(*layers).cuda().half()
-        x = torch.randn(700, 64, device="cuda").half()
-        seed = torch.randn(700, 8, device="cuda").half()
-        assert_a_pass_has_the_gradients_of_float64(module, x, seed)
+def test_a_pass_has_the_gradients_of_float64():
+    torch.manual_seed(0)
+    layers = nn.Linear(64, 96), nn.LayerNorm(96), nn.GELU(), nn.Linear(96, 8)
+    module = nn.Sequential(*layers).cuda().half()
+    x = torch.randn(700, 64, device="cuda").half()
+    seed = torch.randn(700, 8, device="cuda").half()
+    assert_a_pass_has_the_gradients_of_float64(module, x, seed)

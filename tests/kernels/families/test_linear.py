@@ -8,9 +8,7 @@ from plantune.base.canonical import Attrs
 from plantune.kernels.families.linear import FAMILY
 from plantune.space.arch import load_arch
 
-from .conftest import in_turns
-
-CONFIG = Attrs(rows=2, tile_n=32)
+from .contract import Contract
 
 
 def layer(m, n, depth, bias=True, activation="", weight=True):
@@ -36,12 +34,6 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_it_reads_every_layer(step_of, name, dtype):
-    assert FAMILY.why_not_step(step_of(LAYERS[name], dtype)) is None
-
-
 def product(b, a=(5, 7), w=(9, 7), ta=False, tb=True):
     return b("matmul", b.x(*a), b.w(*w), transpose_a=ta, transpose_b=tb)
 
@@ -65,17 +57,21 @@ REFUSED = {
     ),
     "many rows": (layer(4096, 8, 8), "2048 rows at most, got 4096"),
     "no rows": (layer(0, 8, 8), "nothing to multiply"),
+    "another dtype": (LAYERS["bias"], "got float64", "float64"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
-    emit, reason = REFUSED[name]
-    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+class TestContract(Contract):
+    family, steps, refused = FAMILY, LAYERS, REFUSED
+    builds = ("many rows",)
+    configs = (
+        (layer(3, 8, 8), Attrs(rows=1, tile_n=8), None),
+        (layer(3, 8, 8), Attrs(rows=4, tile_n=8), None),
+        (layer(3, 8, 8), Attrs(rows=8, tile_n=8), "half of 8 rows hold the 3 that are there"),
+    )
 
-
-def test_other_dtypes_are_refused(step_of):
-    assert "got float64" in FAMILY.why_not_step(step_of(LAYERS["bias"], "float64"))
+    def configs_to_build(self, step, arch):
+        return Attrs(rows=2, tile_n=32), Attrs(rows=8, tile_n=32)
 
 
 # By rows, columns and depth, then by the rows and columns of a warp: what replayed launches
@@ -102,28 +98,3 @@ def test_the_guess_finds_a_fast_config(step_of, shape):
         return FAMILY.estimate_us(parts, Attrs(rows=tile[0], tile_n=8 * tile[1]), load_arch("sm90"))
 
     assert measured[min(measured, key=guess)] <= 1.05 * min(measured.values())
-
-
-def test_rows_fit_the_batch(step_of):
-    step, arch = step_of(layer(3, 8, 8), "float16"), load_arch("sm90")
-    reasons = {
-        r: FAMILY.why_not_config(FAMILY.parts(step), Attrs(rows=r, tile_n=8), arch)
-        for r in (1, 4, 8)
-    }
-    assert reasons[1] is None
-    assert reasons[4] is None
-    assert reasons[8] == "half of 8 rows hold the 3 that are there"
-
-
-@pytest.mark.parametrize(("arch_name", "config"), in_turns([CONFIG, Attrs(rows=8, tile_n=32)]))
-def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, config):
-    step = step_of(LAYERS["many rows"], "float16")
-    usage = build_within_limits(FAMILY, step, config, load_arch(arch_name))
-    assert set(usage) == {"run", "run_unaligned"}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("name", LAYERS)
-def test_it_is_right_on_the_gpu(assert_case_right, name, dtype):
-    assert_case_right(FAMILY, LAYERS, name, dtype)

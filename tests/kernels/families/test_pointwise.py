@@ -20,6 +20,8 @@ from plantune.kernels.patterns.pointwise_chain import (
 )
 from plantune.space.arch import load_arch
 
+from .contract import Contract
+
 COUNTER = TensorType((3,), "int64")
 CONFIG = Attrs(layout="nhwc", threads=256, vectors=2)
 IMAGE, WIDE = (2, 3, 5, 7), (3, 64, 4, 4)
@@ -98,12 +100,6 @@ def test_every_pointwise_op_has_an_expression_and_a_case(step_of):
     assert written == {name for name, op in OPS.items() if op.pointwise}
     cases = (*CHAINS.values(), *OF_ONE_NUMBER.values())
     assert written == {op for emit in cases for op in step_of(emit).ops}
-
-
-@pytest.mark.parametrize("name", CHAINS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_it_reads_every_chain(step_of, name, dtype):
-    assert FAMILY.why_not_step(step_of(CHAINS[name], dtype)) is None
 
 
 def test_a_value_is_computed_once(step_of):
@@ -194,18 +190,13 @@ def many(b, count):
     return y
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_does_not_read_is_refused_with_the_reason(step_of, name):
-    emit, reason = REFUSED[name]
-    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
-
-
-def test_only_images_have_a_layout(step_of):
-    arch = load_arch("sm90")
-    for name, reason in (("sigmoid of rows", "not images"), ("mul_channel of a weight", "weights")):
-        assert reason in FAMILY.why_not_config(
-            FAMILY.parts(step_of(CHAINS[name], "float16")), CONFIG, arch
-        )
+class TestContract(Contract):
+    family, steps, refused, config = FAMILY, CHAINS, REFUSED, CONFIG
+    builds = ("after a convolution",)
+    configs = (
+        (CHAINS["sigmoid of rows"], CONFIG, "not images"),
+        (CHAINS["mul_channel of a weight"], CONFIG, "weights"),
+    )
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
@@ -247,11 +238,6 @@ def test_weights_are_read_in_nchw_however_they_lie(step_of, monkeypatch, layout)
     assert (weight.data_ptr() == values["w0"].data_ptr()) == (layout == "nchw")
 
 
-def test_it_builds_within_its_limits(step_of, build_within_limits, built_arch):
-    usage = build_within_limits(FAMILY, step_of(conv_tail, "float16"), CONFIG, built_arch)
-    assert set(usage) == {"run", "run_unaligned"}
-
-
 def all_functions(b):
     y = b.x(3, 64)
     for name in FUNCTIONS:
@@ -262,13 +248,6 @@ def all_functions(b):
 def test_every_function_builds(step_of, build_within_limits):
     step = step_of(all_functions, "float16")
     build_within_limits(FAMILY, step, Attrs(CONFIG, layout="nchw"), load_arch("sm90"))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("name", CHAINS)
-def test_it_is_right_on_the_gpu(assert_case_right, name, dtype):
-    assert_case_right(FAMILY, CHAINS, name, dtype)
 
 
 @pytest.mark.gpu

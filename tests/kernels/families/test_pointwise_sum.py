@@ -6,9 +6,9 @@ import pytest
 
 from plantune.base.canonical import Attrs
 from plantune.kernels.families.pointwise_sum import FAMILY
-from plantune.kernels.family import Candidate
-from plantune.kernels.registry import why_not
 from plantune.space.search_space import load_search_space
+
+from .contract import Contract
 
 SPACE = load_search_space("sm90")
 
@@ -66,47 +66,6 @@ RUN = {
 
 
 @pytest.mark.parametrize(
-    ("emit", "dtype", "reason"),
-    [
-        (lambda b: b("relu", b.x(2, 8, 4, 4)), "float16", "ends with relu, not with a sum"),
-        (lambda b: total(b, b.x(2, 12, 4, 4)), "float16", "are not whole vectors"),
-        (lambda b: total(b, b.x(2, 8, 4)), "float16", "only images and matrices"),
-        (lambda b: total(b, b.x(2, 8, 4, 4)), "float64", "float64"),
-        (
-            lambda b: b("sum", b.x(4, 8), dims=(1,), keepdim=False),
-            "float16",
-            "not that of all, of channels",
-        ),
-        (
-            lambda b: b("sum", b.x(4, 8, 2, 2), dims=(0,), keepdim=False),
-            "float16",
-            "not that of all, of channels",
-        ),
-        (
-            lambda b: total(
-                b, b("matmul", b.x(8, 8), b.w(8, 8), transpose_a=False, transpose_b=True)
-            ),
-            "float16",
-            "does not work place by place",
-        ),
-        (
-            lambda b: b("sum", b("relu", b.x(8)), dims=(0,), keepdim=False),
-            "float16",
-            "only images and matrices",
-        ),
-    ],
-)
-def test_it_says_which_steps_it_does_not_run(step_of, emit, dtype, reason):
-    assert reason in why_not(step_of(emit, dtype), Candidate("pointwise_sum", config()), SPACE)
-
-
-def test_more_channels_than_threads(step_of):
-    step = step_of(lambda b: total(b, b.x(2, 4096)), "float16")
-    assert "at once" in why_not(step, Candidate("pointwise_sum", config()), SPACE)
-    assert why_not(step, Candidate("pointwise_sum", config(512)), SPACE) is None
-
-
-@pytest.mark.parametrize(
     ("name", "blocks", "rows"),
     [
         ("all", 24, 32),  # 32 rows of 64 channels are what 256 threads read at once
@@ -130,25 +89,48 @@ def test_few_blocks_are_expected_to_be_slow_on_large_images(step_of):
     assert few > 2 * many
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("masked, and leaves", "float16"),
-        ("masked, and leaves", "float32"),
-        ("gates", "bfloat16"),
-        ("scaled", "float32"),
-        ("columns", "float16"),
-    ],
+def sum_of(*shape, dims):
+    return lambda b: b("sum", b.x(*shape), dims=dims, keepdim=False)
+
+
+def product(b):
+    return b("matmul", b.x(8, 8), b.w(8, 8), transpose_a=False, transpose_b=True)
+
+
+OTHER_SUM, OTHER_VALUES = "not that of all, of channels", "only images and matrices"
+REFUSED = {
+    "no sum": (lambda b: b("relu", b.x(2, 8, 4, 4)), "ends with relu, not with a sum"),
+    "odd channels": (lambda b: total(b, b.x(2, 12, 4, 4)), "are not whole vectors"),
+    "three axes": (lambda b: total(b, b.x(2, 8, 4)), OTHER_VALUES),
+    "float64": (lambda b: total(b, b.x(2, 8, 4, 4)), "float64", "float64"),
+    "rows": (sum_of(4, 8, dims=(1,)), OTHER_SUM),
+    "all images": (sum_of(4, 8, 2, 2, dims=(0,)), OTHER_SUM),
+    "a product": (lambda b: total(b, product(b)), "does not work place by place"),
+    "a vector": (sum_of(8, dims=(0,)), OTHER_VALUES),
+}
+BUILT = (
+    ("masked, and leaves", "float16"),
+    ("masked, and leaves", "float32"),
+    ("gates", "bfloat16"),
+    ("scaled", "float32"),
+    ("columns", "float16"),
 )
-def test_it_builds_without_spilling(step_of, build_within_limits, name, dtype):
-    for vectors in (1, 4):
-        step = step_of(RUN[name], dtype)
-        build_within_limits(FAMILY, step, config(vectors=vectors), SPACE.arch)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("name", RUN)
-def test_it_is_right(step_of, assert_legal_configs_right, name, dtype):
-    chosen = [config(vectors=1), config(512, vectors=4, blocks=64), config(blocks=1056)]
-    assert_legal_configs_right(FAMILY, step_of(RUN[name], dtype), chosen)
+class TestContract(Contract):
+    family, steps, refused = FAMILY, RUN, REFUSED
+    configs = (
+        (lambda b: total(b, b.x(2, 4096)), config(), "at once"),
+        (lambda b: total(b, b.x(2, 4096)), config(512), None),
+    )
+    builds_chosen = tuple(
+        (RUN[name], config(vectors=vectors), dtype) for name, dtype in BUILT for vectors in (1, 4)
+    )
+
+    def kernels(self, step, config):
+        return {"run", "run_unaligned", "add"}
+
+    @pytest.mark.gpu
+    def test_it_is_right(self, assert_legal_configs_right, case, dtype):
+        chosen = [config(vectors=1), config(512, vectors=4, blocks=64), config(blocks=1056)]
+        assert_legal_configs_right(FAMILY, self.step(RUN[case], dtype), chosen)

@@ -11,9 +11,8 @@ from plantune.base.canonical import Attrs
 from plantune.kernels.families.pool import FAMILY
 from plantune.kernels.family import Candidate
 from plantune.measure.trial import NUMBERS, Trial
-from plantune.space.arch import load_arch
 
-from .conftest import in_turns
+from .contract import Contract
 
 CONFIG = Attrs(layout="nhwc", threads=256)
 
@@ -54,14 +53,6 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_it_runs_every_step(step_of, name, dtype):
-    step = step_of(STEPS[name], dtype)
-    assert FAMILY.why_not_step(step) is None
-    assert FAMILY.why_not_config(FAMILY.parts(step), CONFIG, load_arch("sm90")) is None
-
-
 REFUSED = {
     "a mean of channels": (mean((2, 8, 3, 3), dims=(1, 2)), "not that of an image's pixels"),
     "a mean of rows": (mean((2, 8, 3), dims=(2,)), "not that of an image's pixels"),
@@ -69,53 +60,33 @@ REFUSED = {
     "another op": (lambda b: b("relu", b.x(2, 8, 3, 3)), "only one pool"),
     "two ops": (lambda b: b("relu", STEPS["average"](b)[0]), "only one pool"),
     "a weight": (lambda b: b("mean", b.w(8, 8, 3, 3), dims=(2, 3), keepdim=False), "no images"),
+    "another dtype": (STEPS["mean"], "got float64", "float64"),
     "only places": (lambda b: STEPS["max and places"](b)[1], "only the places are read"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
-    emit, reason = REFUSED[name]
-    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+class TestContract(Contract):
+    family, steps, refused = FAMILY, STEPS, REFUSED
+    builds = ("average", "max and places", "mean", "max and taps")
+    config = CONFIG
+    configs = ((STEPS["mean"], Attrs(layout="nchw", threads=256), "nhwc"),)
 
-
-def test_other_dtypes_are_refused(step_of):
-    assert "got float64" in FAMILY.why_not_step(step_of(STEPS["mean"], "float64"))
-
-
-def test_the_mean_has_one_layout(step_of):
-    config = Attrs(layout="nchw", threads=256)
-    step = step_of(STEPS["mean"], "float16")
-    assert "nhwc" in FAMILY.why_not_config(FAMILY.parts(step), config, load_arch("sm90"))
-
-
-@pytest.mark.parametrize(
-    ("arch_name", "name"), in_turns(["average", "max and places", "mean", "max and taps"])
-)
-def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
-    step, arch = step_of(STEPS[name], "float16"), load_arch(arch_name)
-    usage = build_within_limits(FAMILY, step, CONFIG, arch)
-    assert set(usage) == {"run", "run_unaligned"}
-    assert all(used.shared_bytes <= 48 << 10 for used in usage.values())
+    def check_usage(self, step, config, usage):
+        super().check_usage(step, config, usage)
+        assert all(used.shared_bytes <= 48 << 10 for used in usage.values())
 
 
 @pytest.mark.gpu
-class TestOnTheGpu:
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-    @pytest.mark.parametrize("name", STEPS)
-    def test_it_is_right(self, assert_case_right, name, dtype):
-        assert_case_right(FAMILY, STEPS, name, dtype)
-
-    @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-    @pytest.mark.parametrize("op", ["max_pool2d", "max_pool2d_taps"])
-    def test_of_nan_and_equals_the_place_is_that_of_torch(self, step_of, gpu_space, op, layout):
-        step = step_of(pool(op, (1, 8, 6, 6)), "float16")
-        x = torch.randint(3, (1, 8, 6, 6), device="cuda").half()
-        x[0, 1, 2, 2] = x[0, 2, 1, 1] = x[0, 2, 2, 2] = math.nan
-        x[0, 3] = -math.inf
-        trial = Trial(step, Candidate("pool", Attrs(layout=layout, threads=128)), gpu_space.arch)
-        trial.put_data({"x0": x})
-        got = trial.run("run", NUMBERS)
-        exact = step.evaluate({"x0": x})
-        for name, _ in step.outputs:
-            torch.testing.assert_close(got[name], exact[name], rtol=0, atol=0, equal_nan=True)
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("op", ["max_pool2d", "max_pool2d_taps"])
+def test_of_nan_and_equals_the_place_is_that_of_torch(step_of, gpu_space, op, layout):
+    step = step_of(pool(op, (1, 8, 6, 6)), "float16")
+    x = torch.randint(3, (1, 8, 6, 6), device="cuda").half()
+    x[0, 1, 2, 2] = x[0, 2, 1, 1] = x[0, 2, 2, 2] = math.nan
+    x[0, 3] = -math.inf
+    trial = Trial(step, Candidate("pool", Attrs(layout=layout, threads=128)), gpu_space.arch)
+    trial.put_data({"x0": x})
+    got = trial.run("run", NUMBERS)
+    exact = step.evaluate({"x0": x})
+    for name, _ in step.outputs:
+        torch.testing.assert_close(got[name], exact[name], rtol=0, atol=0, equal_nan=True)

@@ -15,10 +15,9 @@ from plantune.graph.types import TensorType
 from plantune.kernels.families.pool_conv import FAMILY
 from plantune.kernels.registry import candidates
 from plantune.models.se_resnet9 import SEResNet9Fixup
-from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
-from .conftest import DTYPES
+from .contract import Contract
 
 CONFIG = Attrs(tile_m=16, tile_n=64)
 
@@ -72,11 +71,6 @@ VARIANTS = {
 }
 
 
-def test_it_reads_every_variant(step_of):
-    for name, pool in VARIANTS.items():
-        assert FAMILY.why_not_step(step_of(pool, "float16")) is None, name
-
-
 def test_the_network_offers_each_downsampling_block():
     graph = extract(SEResNet9Fixup().half().eval(), TensorType((2, 3, 64, 64), "float16"))
     steps = alternatives(graph, fusions_named("pool_conv"))
@@ -98,38 +92,39 @@ def test_in_training_the_pooled_images_leave():
     assert len(covered) == len(BLOCKS)
 
 
-@pytest.mark.parametrize(
-    ("emit", "reason"),
-    [
-        (lambda b: b.conv(b.x(2, 8, 8, 8), b.w(8, 8, 1, 1)), "does not start with avg_pool2d"),
-        (lambda b: b("add", b("relu", Pool()(b)), b.w(1)), "only a bias and functions may follow"),
-        (lambda b: (y := Pool()(b), b("relu", y)), "read outside of it"),
-        (Pool(channels=12), "8 at once, 12 to 128 do not divide"),
-        (Pool(outputs=12), "8 at once, 64 to 12 do not divide"),
-        (Pool(image=(9, 9), kernel=(9, 8)), "a window of 9x8 is too much code"),
-        (Pool(n=0), "counted in 30 bits, got 0"),
-        (of_a_weight, "is constant, not an image that each call brings"),
-    ],
-)
-def test_what_it_does_not_read_is_refused_with_the_reason(step_of, emit, reason):
-    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+REFUSED = {
+    "no pool": (
+        lambda b: b.conv(b.x(2, 8, 8, 8), b.w(8, 8, 1, 1)),
+        "does not start with avg_pool2d",
+    ),
+    "a sum": (
+        lambda b: b("add", b("relu", Pool()(b)), b.w(1)),
+        "only a bias and functions may follow",
+    ),
+    "an early value": (lambda b: (y := Pool()(b), b("relu", y)), "read outside of it"),
+    "odd channels": (Pool(channels=12), "8 at once, 12 to 128 do not divide"),
+    "odd outputs": (Pool(outputs=12), "8 at once, 64 to 12 do not divide"),
+    "a large window": (Pool(image=(9, 9), kernel=(9, 8)), "a window of 9x8 is too much code"),
+    "no image": (Pool(n=0), "counted in 30 bits, got 0"),
+    "a weight": (of_a_weight, "is constant, not an image that each call brings"),
+}
 
 
-@pytest.mark.parametrize(
-    ("pool", "dtype", "arch", "config", "reason"),
-    [
-        (Pool(), "float32", "sm90", {}, "not float32"),
-        (Pool(), "bfloat16", "sm70", {}, "have no bfloat16"),
-        (Pool(), "float16", "sm90", {"tile_n": 256}, "without any of the 128 channels"),
-        (Pool(outputs=256), "float16", "sm90", {"tile_m": 64, "tile_n": 256}, "too few registers"),
-        (Pool(channels=1024), "float16", "sm75", {"tile_m": 64}, "bytes of shared memory"),
-    ],
-)
-def test_illegal_configs_have_reasons(step_of, pool, dtype, arch, config, reason):
-    step = step_of(pool, dtype)
-    assert reason in FAMILY.why_not_config(
-        FAMILY.parts(step), Attrs(CONFIG, **config), load_arch(arch)
+class TestContract(Contract):
+    family, steps, refused = FAMILY, VARIANTS, REFUSED
+    dtypes = ("float16", "bfloat16")
+    without_config = frozenset(name for name, pool in VARIANTS.items() if pool.outputs <= 32)
+    builds, config = ("block 3",), Attrs(tile_m=32, tile_n=256)
+    configs = (
+        (Pool(), CONFIG, "not float32", "float32"),
+        (Pool(), CONFIG, "have no bfloat16", "bfloat16", "sm70"),
+        (Pool(), Attrs(CONFIG, tile_n=256), "without any of the 128 channels"),
+        (Pool(outputs=256), Attrs(tile_m=64, tile_n=256), "too few registers"),
+        (Pool(channels=1024), Attrs(CONFIG, tile_m=64), "shared memory", "float16", "sm75"),
     )
+
+    def kernels(self, step, config):
+        return {"run"}
 
 
 def test_each_arch_has_configs_for_each_variant(step_of, cuda_arch):
@@ -137,12 +132,6 @@ def test_each_arch_has_configs_for_each_variant(step_of, cuda_arch):
     for name, pool in VARIANTS.items():
         legal = candidates(step_of(pool, "float16"), space, ["pool_conv"])
         assert bool(legal) == (pool.outputs > 32), name
-
-
-def test_it_builds_within_its_limits(step_of, build_within_limits, built_arch):
-    config, step = Attrs(tile_m=32, tile_n=256), step_of(BLOCKS["block 3"], "float16")
-    # That Python and C++ agree on the shared memory, the source asserts.
-    build_within_limits(FAMILY, step, config, built_arch)
 
 
 @pytest.mark.parametrize("channels", [8, 16, 24, 32, 48, 56, 64, 72, 128])
@@ -155,13 +144,7 @@ def test_pooled_pixels_are_spread_over_the_banks(step_of, channels):
 
 
 @pytest.mark.gpu
-class TestOnTheGpu:
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-    @pytest.mark.parametrize("name", VARIANTS)
-    def test_every_variant(self, assert_case_right, name, dtype):
-        assert_case_right(FAMILY, VARIANTS, name, dtype, DTYPES[:2])
-
-    @pytest.mark.parametrize("n", [1, 7, 128, 129])
-    @pytest.mark.parametrize("name", BLOCKS)
-    def test_every_batch(self, step_of, assert_legal_configs_right, name, n):
-        assert_legal_configs_right(FAMILY, step_of(replace(BLOCKS[name], n=n), "float16"))
+@pytest.mark.parametrize("n", [1, 7, 128, 129])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_every_batch(step_of, assert_legal_configs_right, name, n):
+    assert_legal_configs_right(FAMILY, step_of(replace(BLOCKS[name], n=n), "float16"))

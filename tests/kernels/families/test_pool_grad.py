@@ -14,9 +14,8 @@ from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.families.pool_grad import FAMILY
 from plantune.kernels.family import Candidate
-from plantune.space.arch import load_arch
 
-from .conftest import in_turns
+from .contract import KERNELS, Contract
 
 CONFIG = Attrs(layout="nhwc", threads=256)
 
@@ -110,19 +109,6 @@ STEPS |= {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_it_runs_every_step(step_of, name, dtype):
-    step = step_of(STEPS[name], dtype)
-    assert FAMILY.why_not_step(step) is None
-    assert FAMILY.why_not_config(FAMILY.parts(step), CONFIG, load_arch("sm90")) is None
-
-
-def test_another_op_is_refused(step_of):
-    step = step_of(lambda b: b("relu", b.x(2, 8, 3, 3)), "float16")
-    assert "does not start with the gradient of a pool" in FAMILY.why_not_step(step)
-
-
 REFUSED = {
     "sums of channels": (
         lambda b: b("sum_to", STEPS["average"](b), shape=(16, 1, 1)),
@@ -137,13 +123,24 @@ REFUSED = {
         "8 pixels at most, windows are 9 apart",
     ),
     "another op": (lambda b: b("mean", STEPS["average"](b), dims=(2, 3), keepdim=True), "mean at"),
+    "another start": (
+        lambda b: b("relu", b.x(2, 8, 3, 3)),
+        "does not start with the gradient of a pool",
+    ),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
-    emit, reason = REFUSED[name]
-    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+OTHERS = ("max, odd", "average, many windows", "average of all", "scaled", "of each image")
+
+
+class TestContract(Contract):
+    family, steps, refused = FAMILY, STEPS, REFUSED
+    builds = ("average", "max", "average, joined", "taps")
+    builds_chosen = tuple((STEPS[name], CONFIG) for name in OTHERS)
+    config = CONFIG
+
+    def check_usage(self, step, config, usage):
+        assert set(usage) >= KERNELS
 
 
 def test_a_shipped_fusion_offers_the_whole(graph_of):
@@ -151,30 +148,6 @@ def test_a_shipped_fusion_offers_the_whole(graph_of):
     offered = alternatives(graph, fusions_named("pool_grad"))
     (whole,) = [step for step in offered if len(step.nodes) == len(graph.nodes)]
     assert FAMILY.why_not_step(whole) is None
-
-
-@pytest.mark.parametrize(
-    ("arch_name", "name"), in_turns(["average", "max", "average, joined", "taps"])
-)
-def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
-    step, arch = step_of(STEPS[name], "float16"), load_arch(arch_name)
-    usage = build_within_limits(FAMILY, step, CONFIG, arch)
-    assert {"run", "run_unaligned"} <= set(usage)
-
-
-@pytest.mark.parametrize(
-    "name", ["max, odd", "average, many windows", "average of all", "scaled", "of each image"]
-)
-def test_the_others_build(step_of, build_within_limits, name):
-    step = step_of(STEPS[name], "float16")
-    build_within_limits(FAMILY, step, CONFIG, load_arch("sm90"))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("name", STEPS)
-def test_it_is_right(assert_case_right, name, dtype):
-    assert_case_right(FAMILY, STEPS, name, dtype)
 
 
 @pytest.mark.gpu

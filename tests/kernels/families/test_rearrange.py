@@ -18,7 +18,8 @@ from plantune.plans.guess import guessed_plan
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
-from .conftest import in_turns, legal
+from .conftest import legal
+from .contract import Contract
 
 
 class Cut(nn.Module):
@@ -72,24 +73,15 @@ CASES = {
 }
 
 
-def step_for(module: nn.Module, shapes, dtype="float16") -> Step:
+def step_for(stated, dtype="float16") -> Step:
+    module, shapes = stated
     graph = extract(module.eval(), *(TensorType(tuple(shape), dtype) for shape in shapes))
     steps = fused(graph, fusions_named("windows"))
     return max(steps, key=lambda step: len(step.nodes))
 
 
 def case(name: str, dtype: str = "float16") -> Step:
-    return step_for(*CASES[name], dtype)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("name", CASES)
-def test_it_runs_every_case_as_one_step(name, dtype):
-    module, _ = CASES[name]
-    step = case(name, dtype)
-    assert len(legal(FAMILY, step)) == 6
-    assert {"permute", "reshape"} <= set(step.ops)
-    assert len(step.inputs) == (2 if getattr(module, "adds", False) else 1)
+    return step_for(CASES[name], dtype)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "large"])
@@ -124,21 +116,27 @@ def test_neighbours_move_together():
 
 
 REFUSED = {
-    "a shuffle of channels": (Shuffle(), [(2, 8, 6, 6)], "5 axes may be a layout"),
-    "neighbours": (Apart(), [(2, 4, 6, 6)], "neighbours are moved apart"),
-    "another shape": (nn.Flatten(1), [(2, 4, 6, 6)], "the order stays"),
-    "nothing": (Cut(4), [(0, 12, 8, 24)], "nothing to move"),
+    "a shuffle of channels": ((Shuffle(), [(2, 8, 6, 6)]), "5 axes may be a layout"),
+    "neighbours": ((Apart(), [(2, 4, 6, 6)]), "neighbours are moved apart"),
+    "another shape": ((nn.Flatten(1), [(2, 4, 6, 6)]), "the order stays"),
+    "nothing": ((Cut(4), [(0, 12, 8, 24)]), "nothing to move"),
+    "integers": (CASES["cut"], "got int64", "int64"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_does_not_run_is_refused_with_the_reason(name):
-    module, shapes, reason = REFUSED[name]
-    assert reason in FAMILY.why_not_step(step_for(module, shapes))
+class TestContract(Contract):
+    family, steps, refused = FAMILY, CASES, REFUSED
+    builds, config = ("joined and rolled", "large"), Attrs(vectors=4, threads=256)
 
+    def step(self, stated, dtype="float16"):
+        return step_for(stated, dtype)
 
-def test_integers_are_refused():
-    assert "got int64" in FAMILY.why_not_step(case("cut", "int64"))
+    def test_it_runs_every_step(self, name, dtype):
+        """All of it as one."""
+        step = self.step(CASES[name], dtype)
+        assert len(legal(FAMILY, step)) == 6
+        assert {"permute", "reshape"} <= set(step.ops)
+        assert len(step.inputs) == (2 if getattr(CASES[name][0], "adds", False) else 1)
 
 
 def test_a_guess_moves_windows_once():
@@ -150,18 +148,3 @@ def test_a_guess_moves_windows_once():
     plan = guessed_plan(graph, load_search_space("sm90"), network="windows")
     families = [choice.candidate.family for choice in plan.choices]
     assert families == ["rearrange", "pointwise", "rearrange"]
-
-
-@pytest.mark.parametrize(("arch_name", "name"), in_turns(["joined and rolled", "large"]))
-def test_it_builds_within_its_limits(build_within_limits, arch_name, name):
-    config = Attrs(vectors=4, threads=256)
-    usage = build_within_limits(FAMILY, case(name), config, load_arch(arch_name))
-    assert set(usage) == {"run", "run_unaligned"}
-
-
-@pytest.mark.gpu
-class TestOnTheGpu:
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-    @pytest.mark.parametrize("name", CASES)
-    def test_it_is_right(self, assert_legal_configs_right, name, dtype):
-        assert_legal_configs_right(FAMILY, case(name, dtype))

@@ -11,15 +11,16 @@ import torch
 
 from plantune.base.canonical import Attrs
 from plantune.kernels.families.resident_conv import FAMILY
-from plantune.kernels.family import Candidate, Frame
+from plantune.kernels.family import Frame
 from plantune.kernels.hopper import resident
 from plantune.kernels.hopper.resident_family import read_constants
-from plantune.kernels.registry import why_not
 from plantune.plans.guess import hand_plan
 from plantune.plans.workload import Workload
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
+from .conftest import DTYPES
+from .contract import Contract
 from .epilogues import ended
 
 ARCH, SPACE = load_arch("sm90"), load_search_space("sm90")
@@ -51,27 +52,6 @@ FIXUP = ("bias", "relu", "offset", "unshifted")
 
 def config(stages=2, threads=256):
     return Attrs(stages=stages, threads=threads)
-
-
-def refusal(step, chosen):
-    return why_not(step, Candidate("resident_conv", chosen), SPACE)
-
-
-@pytest.mark.parametrize(
-    ("emit", "dtype", "reason"),
-    [
-        (Conv(), "float32", "float16 or bfloat16, got float32"),
-        (Conv(c=12), "float16", "do not start at 16 bytes"),
-        (Conv(stride=3, kernel=(5, 5)), "float16", "only strides up to 2, got (3, 3)"),
-        (Conv(stride=2, kernel=(2, 2)), "float16", "of a larger kernel"),
-        (Conv(kernel=(1, 1)), "float16", "of a larger kernel"),
-        (Conv(c=192), "float16", "bytes of shared memory, a block has"),
-        (Conv(o=0), "float16", "there is nothing to compute"),
-        (Conv(n=1, c=8, size=(16, 70000), o=2048), "float16", "are counted in 31 bits"),
-    ],
-)
-def test_it_says_which_steps_it_does_not_run(step_of, emit, dtype, reason):
-    assert reason in refusal(step_of(emit, dtype), config(1))
 
 
 def test_other_archs_have_no_warpgroup_products():
@@ -181,23 +161,6 @@ def test_a_plan_picked_by_hand_takes_it_where_it_looks_faster():
     assert families["layer4.1.conv1/conv2d"] == "hopper_conv"
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(
-    "emit",
-    [
-        Conv(),
-        Conv(c=128, size=(28, 28), o=128),
-        Conv(parts=SCALED),
-        Conv(parts=FIXUP),
-        Conv(size=(16, 16), o=128, stride=2, parts=("bias", "relu", "offset")),
-    ],
-    ids=str,
-)
-def test_it_builds_without_spilling(step_of, build_within_limits, emit, dtype):
-    chosen = config(2 if emit.stride == 1 else 1)
-    build_within_limits(FAMILY, step_of(emit, dtype), chosen, ARCH)
-
-
 RUN = {
     "first stage": (Conv(n=5), config(2)),
     "many tiles": (Conv(n=20, parts=("bias", "relu")), config(3)),
@@ -249,20 +212,32 @@ def test_what_many_tiles_read_and_write_is_staged(step_of, name):
     assert FAMILY.design(FAMILY.parts(step_of(emit, "float16")), chosen).staged > 0
 
 
-def test_staged_kernels_build_without_spilling(step_of, build_within_limits):
-    emit, chosen = STAGED["staged, with and without the offset"]
-    build_within_limits(FAMILY, step_of(emit, "float16"), chosen, ARCH)
+REFUSED = {
+    "float32": (Conv(), "float16 or bfloat16, got float32", "float32"),
+    "odd channels": (Conv(c=12), "do not start at 16 bytes"),
+    "far steps": (Conv(stride=3, kernel=(5, 5)), "only strides up to 2, got (3, 3)"),
+    "2x2, stride 2": (Conv(stride=2, kernel=(2, 2)), "of a larger kernel"),
+    "1x1": (Conv(kernel=(1, 1)), "of a larger kernel"),
+    "no outputs": (Conv(o=0), "there is nothing to compute"),
+    "many pixels": (Conv(n=1, c=8, size=(16, 70000), o=2048), "are counted in 31 bits"),
+}
+BUILT = (
+    (Conv(), config()),
+    (Conv(c=128, size=(28, 28), o=128), config()),
+    (Conv(parts=SCALED), config()),
+    (Conv(parts=FIXUP), config()),
+    (Conv(size=(16, 16), o=128, stride=2, parts=("bias", "relu", "offset")), config(1)),
+)
 
 
-@pytest.mark.parametrize("name", RUN)
-def test_what_is_to_run_is_legal(step_of, name):
-    emit, chosen = RUN[name]
-    assert refusal(step_of(emit, "float16"), chosen) is None
+class TestContract(Contract):
+    family, chosen, refused = FAMILY, RUN, REFUSED
+    dtypes = ("float16", "bfloat16")
+    configs = ((Conv(c=192), config(1), "bytes of shared memory, a block has"),)
+    builds_chosen = (
+        *((*built, dtype) for built in BUILT for dtype in DTYPES[:2]),
+        STAGED["staged, with and without the offset"],
+    )
 
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", RUN)
-def test_it_is_right(step_of, assert_right, name, dtype):
-    emit, chosen = RUN[name]
-    assert_right(step_of(emit, dtype), Candidate("resident_conv", chosen), SPACE)
+    def kernels(self, step, config):
+        return {"run"}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from plantune.base.canonical import Attrs
 from plantune.kernels.families.resident_dgrad import FAMILY
-from plantune.kernels.family import Candidate
-from plantune.kernels.registry import why_not
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
+from .contract import Contract
 from .image_gradients import (
     APART,
     EARLIEST,
@@ -77,48 +78,50 @@ def config(stages, threads=256):
     return Attrs(stages=stages, threads=threads)
 
 
-def cases():
-    for name, (emit, stages) in {**RESIDENT, **STAGED}.items():
-        what = "staged, " if (emit, stages) in STAGED.values() else ""
-        yield pytest.param(emit, config(stages), id=what + name)
-    for name in ("earliest", "both", "second"):
-        yield pytest.param(RESIDENT[name][0], config(1, 384), id=f"{name}, three groups")
-    yield pytest.param(STAGED["second"][0], config(2, 384), id="staged, second, three groups")
+RUN = {
+    **{name: (emit, config(stages)) for name, (emit, stages) in RESIDENT.items()},
+    **{f"staged, {name}": (emit, config(stages)) for name, (emit, stages) in STAGED.items()},
+    **{
+        f"{name}, three groups": (RESIDENT[name][0], config(1, 384))
+        for name in ("earliest", "both", "second")
+    },
+    "staged, second, three groups": (STAGED["second"][0], config(2, 384)),
+}
 
 
-@pytest.mark.parametrize(("emit", "chosen"), list(cases()))
-def test_what_is_to_run_is_legal(step_of, emit, chosen):
-    assert why_not(step_of(emit, "float16"), Candidate("resident_dgrad", chosen), SPACE) is None
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("emit", "chosen"), list(cases()))
-def test_it_is_right(step_of, assert_right, emit, chosen, dtype):
-    assert_right(step_of(emit, dtype), Candidate("resident_dgrad", chosen), SPACE)
-
-
-@pytest.mark.parametrize(
-    ("emit", "reason"),
-    [
-        (Gradient(stride=3), "with stride 1 or 2, got (3, 3)"),
-        (Gradient(kernel=5, stride=2, padding=2), "has more than 2x2 taps"),
-        (Gradient(o=128, stride=2), "phases read all 128 channels, 1 stages hold less"),
-        (Gradient(kernel=1), "of a larger kernel"),
-        (Gradient(o=256), "bytes of shared memory, a block has"),
-    ],
-)
-def test_weights_stay_where_they_serve_many_pixels(step_of, emit, reason):
-    chosen = Candidate("resident_dgrad", config(1))
-    assert reason in why_not(step_of(emit, "float16"), chosen, SPACE)
-
-
-@pytest.mark.parametrize("parts", [SECOND, EARLIEST, ("add", "relu_grad", "channels"), POOLED])
-def test_resident_weights_build_without_spilling(step_of, build_within_limits, parts):
+def built(parts):
     stride = 2 if parts == POOLED else 1
-    emit = Gradient(128, 64, (16, 16), 64 * stride, stride=stride, parts=parts)
-    step = step_of(emit, "float16")
-    build_within_limits(FAMILY, step, config(2), ARCH)
+    return Gradient(128, 64, (16, 16), 64 * stride, stride=stride, parts=parts), config(2)
+
+
+class TestContract(Contract):
+    """Weights stay where they serve many pixels."""
+
+    family, chosen = FAMILY, RUN
+    dtypes = ("float16", "bfloat16")
+    refused: ClassVar = {
+        "far steps": (Gradient(stride=3), "with stride 1 or 2, got (3, 3)"),
+        "many taps": (Gradient(kernel=5, stride=2, padding=2), "has more than 2x2 taps"),
+        "1x1": (Gradient(kernel=1), "of a larger kernel"),
+    }
+    configs = (
+        (
+            Gradient(o=128, stride=2),
+            config(1),
+            "phases read all 128 channels, 1 stages hold less",
+        ),
+        (Gradient(o=256), config(1), "bytes of shared memory, a block has"),
+    )
+    builds_chosen = (
+        built(SECOND),
+        built(EARLIEST),
+        built(("add", "relu_grad", "channels")),
+        built(POOLED),
+        *(RUN[f"staged, {name}"] for name in ("earliest", "strided", "strided, apart")),
+    )
+
+    def kernels(self, step, config):
+        return {"run", "add"}
 
 
 @pytest.mark.parametrize("name", STAGED)
@@ -127,12 +130,6 @@ def test_what_many_tiles_read_and_write_is_staged(step_of, name):
     design = FAMILY.design(FAMILY.parts(step_of(emit, "float16")), config(stages))
     assert design.staged > 0
     assert design.kernel[1].endswith("Staged")
-
-
-@pytest.mark.parametrize("name", ["earliest", "strided", "strided, apart"])
-def test_staged_kernels_build_without_spilling(step_of, build_within_limits, name):
-    emit, stages = STAGED[name]
-    build_within_limits(FAMILY, step_of(emit, "float16"), config(stages), ARCH)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
 from .conftest import BLOCKS
+from .contract import KERNELS, Contract
 
 CONFIG = Attrs(images=1, threads=256, math="simt", hold="registers", blocks_per_sm=1)
 
@@ -147,11 +148,6 @@ BATCHES = {
 }
 
 
-def test_it_reads_every_variant(step_of):
-    for name, gradient in VARIANTS.items():
-        assert FAMILY.why_not_step(step_of(gradient, "float16")) is None, name
-
-
 def test_the_network_offers_one_step_for_the_gradient_of_each_tail():
     graph = differentiate(extract(SEResNet9Fixup(), TensorType((2, 3, 64, 64))))
     steps = alternatives(graph, fusions_named("se_grad"))
@@ -207,6 +203,12 @@ def test_other_peoples_tails_are_one_step_too(module):
     assert None not in weights
 
 
+def with_a_product(b):
+    outputs = Gradient(layers=False)(b)
+    inner = b.graph.nodes[[n.op for n in b.graph.nodes].index("matmul")].name
+    return (*outputs, inner)
+
+
 REFUSED = {
     "another start": (lambda b: b("relu", b.x(2, 64, 4, 4)), "nothing is added up"),
     "one pixel": (
@@ -230,63 +232,48 @@ REFUSED = {
         ),
         "sum at 'sum_3' has no place",
     ),
-    "a value that is read outside": (
-        lambda b: (b("relu", y := Gradient(**BARE)(b)[-1]), y),
-        None,
-    ),
+    "a value that stays inside": (with_a_product, "stays inside, but is read outside"),
+    "another dtype": (Gradient(), "got float64", "float64"),
     "odd channels": (Gradient(channels=20), "channels are read by eights"),
     "many hidden channels": (Gradient(hidden=300), "up to 256 hidden channels"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_does_not_read_is_refused_with_the_reason(step_of, name):
-    emit, reason = REFUSED[name]
-    got = FAMILY.why_not_step(step_of(emit, "float16"))
-    assert got is None if reason is None else reason in got
-
-
-def test_a_value_that_stays_inside_must_not_be_read_outside(step_of):
+def test_a_value_may_be_read_outside_where_it_leaves(step_of):
     def emit(b):
-        outputs = Gradient(layers=False)(b)
-        inner = b.graph.nodes[[n.op for n in b.graph.nodes].index("matmul")].name
-        return (*outputs, inner)
+        return b("relu", y := Gradient(**BARE)(b)[-1]), y
 
-    assert "stays inside, but is read outside" in FAMILY.why_not_step(step_of(emit, "float16"))
+    assert FAMILY.why_not_step(step_of(emit, "float16")) is None
 
 
-def test_other_dtypes_are_refused(step_of):
-    assert "got float64" in FAMILY.why_not_step(step_of(Gradient(), "float64"))
-
-
-@pytest.mark.parametrize(
-    ("gradient", "config", "reason"),
-    [
+class TestContract(Contract):
+    family, steps, refused, config = FAMILY, VARIANTS, REFUSED, CONFIG
+    builds = ("block 64",)
+    configs = (
         (
             Gradient(n=4, channels=512),
-            {"images": 4, "threads": 128, "math": "simt", "hold": "registers", "blocks_per_sm": 1},
+            Attrs(CONFIG, images=4, threads=128),
             "32 threads of an image do not cover",
         ),
-        (
-            Gradient(n=2),
-            {"images": 4, "threads": 256, "math": "simt", "hold": "registers", "blocks_per_sm": 1},
-            "larger than the batch",
-        ),
+        (Gradient(n=2), Attrs(CONFIG, images=4), "larger than the batch"),
         (
             Gradient(4, 2048, 4, 4, 128),
-            {"images": 4, "threads": 1024, "math": "simt", "hold": "registers", "blocks_per_sm": 1},
+            Attrs(CONFIG, images=4, threads=1024),
             "bytes of shared memory",
         ),
-        (
-            Gradient(),
-            {"images": 1, "threads": 256, "math": "mma", "hold": "registers", "blocks_per_sm": 1},
-            "for 2 to 4 images, got 1",
-        ),
-    ],
-)
-def test_illegal_configs_have_reasons(step_of, gradient, config, reason):
-    step = step_of(gradient, "float16")
-    assert reason in FAMILY.why_not_config(FAMILY.parts(step), Attrs(config), load_arch("sm90"))
+        (Gradient(), Attrs(CONFIG, math="mma"), "for 2 to 4 images, got 1"),
+    )
+
+    def kernels(self, step, config):
+        return KERNELS | {"add"}
+
+    def check_usage(self, step, config, usage):
+        super().check_usage(step, config, usage)
+        assert usage["run"].shared_bytes <= FAMILY.parts(step).shared_bytes_declared(config)
+
+
+class TestBatches(Contract):
+    family, steps, dtypes = FAMILY, BATCHES, ("float16",)
 
 
 def test_a_block_holds_what_the_second_pass_reads_where_it_fits(step_of):
@@ -307,13 +294,6 @@ def test_what_follows_from_two_images_is_held_though_it_does_not_leave(step_of):
     assert parts.second_anew.images == parts.first.images
 
 
-def test_it_builds_within_its_limits(step_of, build_within_limits, built_arch):
-    step = step_of(block(64, 16), "float16")
-    usage = build_within_limits(FAMILY, step, CONFIG, built_arch)
-    assert set(usage) == {"run", "run_unaligned", "add"}
-    assert usage["run"].shared_bytes <= FAMILY.parts(step).shared_bytes_declared(CONFIG)
-
-
 @pytest.mark.parametrize(("channels", "size", "images"), [(128, 8, 1), (512, 2, 4)])
 def test_blocks_that_hold_images_in_shared_memory_leave_room_for_others(
     step_of, build_within_limits, channels, size, images
@@ -329,15 +309,3 @@ def test_blocks_that_hold_images_in_shared_memory_leave_room_for_others(
 def test_each_arch_has_a_config_for_each_block(step_of, cuda_arch, channels, size):
     step = step_of(block(channels, size, n=128), "float16")
     assert len(candidates(step, load_search_space(cuda_arch.name), ["se_grad"])) >= 2
-
-
-@pytest.mark.gpu
-class TestOnTheGpu:
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-    @pytest.mark.parametrize("name", VARIANTS)
-    def test_every_variant(self, assert_case_right, name, dtype):
-        assert_case_right(FAMILY, VARIANTS, name, dtype)
-
-    @pytest.mark.parametrize("case", BATCHES)
-    def test_every_block(self, assert_case_right, case):
-        assert_case_right(FAMILY, BATCHES, case, "float16", ["float16"])

@@ -18,6 +18,7 @@ from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
 from .conftest import BLOCKS
+from .contract import Contract
 
 CONFIG = Attrs(images=1, threads=256, math="simt")
 
@@ -174,12 +175,13 @@ VARIANTS = {
     "wide hidden layer": Tail(2, 512, 2, 2, 256),
     "an image read twice": Tail(2, 256, 30, 31, 16),
     **{f"block {c}": block(c, size, n=3) for c, size in BLOCKS},
-    **{
-        f"trained block {c}": block(
-            c, size, n=5, saved=True, head=("mul", "add"), apart=True, pool=window(3, 2, 1)
-        )
-        for c, size in BLOCKS[:3]
-    },
+}
+# A value apart is of 16 bits.
+TRAINED = {
+    f"block {c}": block(
+        c, size, n=5, saved=True, head=("mul", "add"), apart=True, pool=window(3, 2, 1)
+    )
+    for c, size in BLOCKS[:3]
 }
 
 
@@ -188,11 +190,6 @@ BATCHES = {
     for channels, size in BLOCKS
     for n in (1, 3, 128, 129)
 }
-
-
-def test_it_reads_every_variant(step_of):
-    for name, tail in VARIANTS.items():
-        assert FAMILY.why_not_step(step_of(tail, "float16")) is None, name
 
 
 def test_the_network_offers_a_tail_for_each_block():
@@ -205,6 +202,13 @@ def test_the_network_offers_a_tail_for_each_block():
 def pool_beside(b):
     (y,) = Tail()(b)
     return y, b("avg_pool2d", b.graph.inputs[0][0], **window(3, 2, 1), count_padding=True)
+
+
+def with_a_product(b):
+    mean = b("mean", b.x(2, 64, 4, 4), dims=(2, 3), keepdim=False)
+    linear = Tail().layer(b, mean, 4, 64)
+    gate = b("sigmoid", Tail().layer(b, b("relu", linear), 64, 4))
+    return linear, gate
 
 
 REFUSED = {
@@ -236,6 +240,8 @@ REFUSED = {
         lambda b: Tail(biases=False).layer(b, pooled(b), 4, 64),
         "is followed by nothing, not by a function",
     ),
+    "a value that stays inside": (with_a_product, "stays inside, but is read outside"),
+    "another dtype": (Tail(), "got float64", "float64"),
     "a product that is read outside": (
         lambda b: (y := Tail(residual="", relu=False, offset=False)(b)[-1], b("relu", y)),
         "stays inside, but is read outside",
@@ -250,67 +256,38 @@ def pooled(b, *factors):
     return b("mean", x, dims=(2, 3), keepdim=False)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_does_not_read_is_refused_with_the_reason(step_of, name):
-    emit, reason = REFUSED[name]
-    got = FAMILY.why_not_step(step_of(emit, "float16"))
-    assert reason in got
-
-
-def test_a_value_that_stays_inside_must_not_be_read_outside(step_of):
-    def emit(b):
-        x = b.x(2, 64, 4, 4)
-        mean = b("mean", x, dims=(2, 3), keepdim=False)
-        tail = Tail()
-        linear = tail.layer(b, mean, 4, 64)
-        gate = b("sigmoid", tail.layer(b, b("relu", linear), 64, 4))
-        return linear, gate
-
-    assert "stays inside, but is read outside" in FAMILY.why_not_step(step_of(emit, "float16"))
-
-
-def test_other_dtypes_are_refused(step_of):
-    assert "got float64" in FAMILY.why_not_step(step_of(Tail(), "float64"))
-
-
-@pytest.mark.parametrize(
-    ("tail", "config", "reason"),
-    [
+class TestContract(Contract):
+    family, steps, refused, config = FAMILY, VARIANTS, REFUSED, CONFIG
+    builds = ("block 64",)
+    configs = (
         (
             Tail(n=4, channels=512),
-            {"images": 4, "threads": 128, "math": "simt"},
+            Attrs(CONFIG, images=4, threads=128),
             "32 threads of an image do not cover",
         ),
-        (
-            Tail(n=2),
-            {"images": 4, "threads": 256, "math": "simt"},
-            "4 images is larger than the batch",
-        ),
-        (
-            Tail(4, 2048, 4, 4),
-            {"images": 4, "threads": 1024, "math": "simt"},
-            "bytes of shared memory",
-        ),
-        (Tail(), {"images": 1, "threads": 256, "math": "mma"}, "columns for 2 to 4 images, got 1"),
-    ],
-)
-def test_illegal_configs_have_reasons(step_of, tail, config, reason):
-    step = step_of(tail, "float16")
-    assert reason in FAMILY.why_not_config(FAMILY.parts(step), Attrs(config), load_arch("sm90"))
+        (Tail(n=2), Attrs(CONFIG, images=4), "4 images is larger than the batch"),
+        (Tail(4, 2048, 4, 4), Attrs(CONFIG, images=4, threads=1024), "bytes of shared memory"),
+        (Tail(), Attrs(CONFIG, math="mma"), "columns for 2 to 4 images, got 1"),
+    )
+
+    def check_usage(self, step, config, usage):
+        super().check_usage(step, config, usage)
+        most = FAMILY.parts(step).shared_bytes_at_most(config)
+        assert all(used.shared_bytes <= most for used in usage.values())
+
+
+class TestTrained(Contract):
+    family, steps, dtypes = FAMILY, TRAINED, ("float16", "bfloat16")
+
+
+class TestBatches(Contract):
+    family, steps, dtypes = FAMILY, BATCHES, ("float16",)
 
 
 @pytest.mark.parametrize(("channels", "size"), BLOCKS)
 def test_each_arch_has_a_config_for_each_block(step_of, cuda_arch, channels, size):
     step = step_of(block(channels, size, n=128), "float16")
     assert len(candidates(step, load_search_space(cuda_arch.name), ["se_tail"])) >= 4
-
-
-def test_it_builds_within_its_limits(step_of, build_within_limits, built_arch):
-    step = step_of(block(64, 16), "float16")
-    usage = build_within_limits(FAMILY, step, CONFIG, built_arch)
-    assert set(usage) == {"run", "run_unaligned"}
-    most = FAMILY.parts(step).shared_bytes_at_most(CONFIG)
-    assert all(used.shared_bytes <= most for used in usage.values())
 
 
 UNEVEN = ["odd image", "few channels", "wide hidden layer"]
@@ -324,15 +301,3 @@ def test_shared_memory_is_known_before_the_build(step_of, dtype, name):
     config = (CONFIG, Attrs(images=2, threads=512, math="simt"))[number % 2]
     usage = FAMILY.build(FAMILY.parts(step), config, load_arch("sm80")).usage
     assert usage["run"].shared_bytes <= FAMILY.parts(step).shared_bytes_at_most(config)
-
-
-@pytest.mark.gpu
-class TestOnTheGpu:
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-    @pytest.mark.parametrize("name", VARIANTS)
-    def test_every_variant(self, assert_case_right, name, dtype):
-        assert_case_right(FAMILY, VARIANTS, name, dtype)
-
-    @pytest.mark.parametrize("case", BATCHES)
-    def test_every_block(self, assert_case_right, case):
-        assert_case_right(FAMILY, BATCHES, case, "float16", ["float16"])

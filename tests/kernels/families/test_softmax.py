@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
@@ -11,10 +10,9 @@ from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.families.softmax import FAMILY
 from plantune.plans.guess import guessed_plan
-from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
-from .conftest import in_turns, legal
+from .contract import Contract
 
 
 def softmax(b, x, dim=-1, **more):
@@ -47,12 +45,6 @@ STEPS = {
 CONFIG = Attrs(lanes=32, threads=128)
 
 
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_it_runs_every_step(step_of, name, dtype):
-    assert legal(FAMILY, step_of(STEPS[name], dtype))
-
-
 REFUSED = {
     "another op": (lambda b: b("relu", b.x(2, 8)), "not with a softmax"),
     "another axis": (lambda b: softmax(b, b.x(2, 8), dim=0), "along the last axis"),
@@ -69,19 +61,18 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
-    emit, reason = REFUSED[name]
-    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+def row(length):
+    return lambda b: softmax(b, b.x(3, length))
 
 
-def test_lanes_fit_the_row(step_of):
-    arch = load_arch("sm90")
-    wide = FAMILY.parts(step_of(lambda b: softmax(b, b.x(3, 1025)), "float16"))
-    assert "would hold 33 elements" in FAMILY.why_not_config(wide, CONFIG, arch)
-    narrow = FAMILY.parts(step_of(lambda b: softmax(b, b.x(3, 16)), "float16"))
-    assert "more than a row" in FAMILY.why_not_config(narrow, CONFIG, arch)
-    assert FAMILY.why_not_config(narrow, Attrs(lanes=16, threads=128), arch) is None
+class TestContract(Contract):
+    family, steps, refused = FAMILY, STEPS, REFUSED
+    builds = ("a bias and a mask", "wide")
+    configs = (
+        (row(1025), CONFIG, "would hold 33 elements"),
+        (row(16), CONFIG, "more than a row"),
+        (row(16), Attrs(lanes=16, threads=128), None),
+    )
 
 
 class Scores(nn.Module):
@@ -99,18 +90,3 @@ def test_a_guess_computes_scores_where_they_are_normalised():
     plan = guessed_plan(graph, load_search_space("sm90"), network="scores")
     families = {choice.candidate.family: len(choice.nodes) for choice in plan.choices}
     assert families["softmax"] == 3
-
-
-@pytest.mark.parametrize(("arch_name", "name"), in_turns(["a bias and a mask", "wide"]))
-def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
-    step = step_of(STEPS[name], "float16")
-    config = legal(FAMILY, step, arch_name)[-1].config
-    usage = build_within_limits(FAMILY, step, config, load_arch(arch_name))
-    assert set(usage) == {"run", "run_unaligned"}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("name", STEPS)
-def test_it_is_right_on_the_gpu(assert_case_right, name, dtype):
-    assert_case_right(FAMILY, STEPS, name, dtype)

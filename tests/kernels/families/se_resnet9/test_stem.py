@@ -25,7 +25,8 @@ from plantune.plans.guess import FALLBACK, Preference, compose
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
-from ..conftest import DTYPES, in_turns
+from ..conftest import in_turns
+from ..contract import Contract
 
 CONFIG = Attrs(tile_m=128, tile_n=64, warp_m=16)
 
@@ -118,43 +119,12 @@ VARIANTS |= {
 }
 
 
-def test_it_reads_every_variant(step_of):
-    for name, stem in VARIANTS.items():
-        assert FAMILY.why_not_step(step_of(stem, "float16")) is None, name
-
-
 def test_the_network_offers_the_stem_with_both_of_its_outputs():
     graph = extract(SEResNet9Fixup().half().eval(), TensorType((2, 3, 64, 64), "float16"))
     steps = alternatives(graph, fusions_named("stem"))
     ends = {step.ops[-1]: step for step in steps if FAMILY.why_not_step(step) is None}
     assert {"relu", "add"} <= set(ends)
     assert len(ends["add"].outputs) == 2
-
-
-@pytest.mark.parametrize(
-    ("emit", "reason"),
-    [
-        (lambda b: b.conv(b.x(2, 3, 8, 8), b.w(8, 3, 1, 1)), "does not start with space_to_depth"),
-        (lambda b: b("relu", b.x(2, 3, 8, 8)), "does not start with space_to_depth"),
-        (lambda b: b("add", b.x(2, 3, 8, 8), b.w(3, 1, 1)), "does not start with space_to_depth"),
-        (Stem(pixels="int64"), "the kernel reads float16, bfloat16, float32, uint8, got int64"),
-        (Stem(pixels="float64"), "got float64"),
-        (Stem(block=2), "patches are 4x4, got 2"),
-        (Stem(outputs=20), "writes 8 channels at once, 20 do not divide"),
-        (Stem(n=0), "counted in 30 bits, got 0"),
-        (lambda b: b("add", Stem(offset=False)(b)[0], b.x(2, 64, 16, 16)), "may follow it"),
-        (
-            lambda b: b("add", Stem(relu=False, offset=False)(b)[0], b.x(2, 64, 16, 16)),
-            "may follow it",
-        ),
-        (
-            lambda b: (y := Stem(relu=False, offset=False)(b)[0], b("relu", y)),
-            "read outside of it",
-        ),
-    ],
-)
-def test_what_it_does_not_read_is_refused_with_the_reason(step_of, emit, reason):
-    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
 
 
 def test_training_keeps_what_the_gradient_of_the_weight_reads():
@@ -167,32 +137,53 @@ def test_training_keeps_what_the_gradient_of_the_weight_reads():
     assert FAMILY.layouts(parts, CONFIG)[parts.moved] == "nhwc"
 
 
-@pytest.mark.parametrize(
-    ("stem", "dtype", "arch", "config", "reason"),
-    [
-        (Stem(), "float32", "sm90", {}, "not float32"),
-        (Stem(), "bfloat16", "sm75", {}, "have no bfloat16"),
-        (Stem(outputs=32), "float16", "sm90", {"tile_n": 64}, "without any of the 32 channels"),
-        (Stem(channels=40), "float16", "sm75", {}, "bytes of shared memory"),
-        (Stem(channels=17, kept=True), "float16", "sm90", {}, "room for patches of 17 channels"),
-        (Stem(channels=5, kept=True), "float16", "sm70", {"warp_m": 32}, "room for patches of 5"),
-    ],
-)
-def test_illegal_configs_have_reasons(step_of, stem, dtype, arch, config, reason):
-    step = step_of(stem, dtype)
-    assert reason in FAMILY.why_not_config(
-        FAMILY.parts(step), Attrs(CONFIG, **config), load_arch(arch)
-    )
+def with_something_before(b):
+    x = b.x(2, 3, 8, 8)
+    b("affine", x, alpha=2.0, beta=0.0)
+    return b.conv(b("space_to_depth", x, block=4), b.w(8, 48, 1, 1))
 
 
-def test_what_stands_in_front_of_the_image_is_read_elsewhere(step_of):
-    def emit(b):
-        x = b.x(2, 3, 8, 8)
-        b("affine", x, alpha=2.0, beta=0.0)
-        return b.conv(b("space_to_depth", x, block=4), b.w(8, 48, 1, 1))
+def sum_of(stem):
+    return lambda b: b("add", stem(b)[0], b.x(2, 64, 16, 16))
 
-    assert "does not read 'affine', which is before it" in FAMILY.why_not_step(
-        step_of(emit, "float16")
+
+NO_START = "does not start with space_to_depth"
+PLAIN = Stem(relu=False, offset=False)
+REFUSED = {
+    "a convolution": (lambda b: b.conv(b.x(2, 3, 8, 8), b.w(8, 3, 1, 1)), NO_START),
+    "a function": (lambda b: b("relu", b.x(2, 3, 8, 8)), NO_START),
+    "a sum": (lambda b: b("add", b.x(2, 3, 8, 8), b.w(3, 1, 1)), NO_START),
+    "integers": (
+        Stem(pixels="int64"),
+        "the kernel reads float16, bfloat16, float32, uint8, got int64",
+    ),
+    "pixels in float64": (Stem(pixels="float64"), "got float64"),
+    "2x2 patches": (Stem(block=2), "patches are 4x4, got 2"),
+    "odd outputs": (Stem(outputs=20), "writes 8 channels at once, 20 do not divide"),
+    "no image": (Stem(n=0), "counted in 30 bits, got 0"),
+    "a sum after it": (sum_of(Stem(offset=False)), "may follow it"),
+    "a sum of the convolution": (sum_of(PLAIN), "may follow it"),
+    "an early value": (lambda b: (y := PLAIN(b)[0], b("relu", y)), "read outside of it"),
+    "something before": (with_something_before, "does not read 'affine', which is before it"),
+}
+
+
+class TestContract(Contract):
+    family, steps, refused = FAMILY, VARIANTS, REFUSED
+    dtypes = ("float16", "bfloat16")
+    configs = (
+        (Stem(), CONFIG, "not float32", "float32"),
+        (Stem(), CONFIG, "have no bfloat16", "bfloat16", "sm75"),
+        (Stem(outputs=32), CONFIG, "without any of the 32 channels"),
+        (Stem(channels=40), CONFIG, "bytes of shared memory", "float16", "sm75"),
+        (Stem(channels=17, kept=True), CONFIG, "room for patches of 17 channels"),
+        (
+            Stem(channels=5, kept=True),
+            Attrs(CONFIG, warp_m=32),
+            "room for patches of 5",
+            "float16",
+            "sm70",
+        ),
     )
 
 
@@ -334,11 +325,6 @@ IMAGES = {
 
 @pytest.mark.gpu
 class TestOnTheGpu:
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-    @pytest.mark.parametrize("name", VARIANTS)
-    def test_every_variant(self, assert_case_right, name, dtype):
-        assert_case_right(FAMILY, VARIANTS, name, dtype, DTYPES[:2])
-
     @pytest.mark.parametrize("n", [1, 7, 128, 129])
     @pytest.mark.parametrize("pixels", ["uint8", "float32"])
     def test_every_image_of_another_dtype(self, step_of, assert_legal_configs_right, pixels, n):
@@ -372,6 +358,6 @@ class TestOnTheGpu:
             model.network.stem[1].weight.mul_(1.5)
             model.mean.mul_(-1)
 
-    @pytest.mark.parametrize("image", IMAGES)
-    def test_every_image(self, assert_case_right, image):
-        assert_case_right(FAMILY, IMAGES, image, "float16", ["float16"])
+
+class TestImages(Contract):
+    family, steps, dtypes = FAMILY, IMAGES, ("float16",)

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, whatever a writer that was killed left (F81, F82)."""
+"""Files are written whole or not at all, whatever a writer that was killed left."""
 
 from __future__ import annotations
 

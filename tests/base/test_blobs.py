@@ -1,4 +1,4 @@
-"""What is in the cache is used only if this user wrote it, whole and under that name (F73)."""
+"""What is in the cache is used only if this user wrote it, whole and under that name."""
 
 from __future__ import annotations
 

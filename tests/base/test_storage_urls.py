@@ -1,4 +1,4 @@
-"""Of a database's URL only the scheme, the host and the database are ever shown (F85)."""
+"""Of a database's URL only the scheme, the host and the database are ever shown."""
 
 from __future__ import annotations
 

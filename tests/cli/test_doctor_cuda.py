@@ -1,4 +1,4 @@
-"""F34: what plans for a GPU need, and how doctor names what is missing or does not match."""
+"""What plans for a GPU need, and how doctor names what is missing or does not match."""
 
 from __future__ import annotations
 

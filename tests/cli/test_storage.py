@@ -1,4 +1,4 @@
-"""F28: Optuna's file, whatever became of it, stops no search."""
+"""Optuna's file, whatever became of it, stops no search."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_what_is_locked_or_missing_is_not_judged(place: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a?b", "50%20", "#1", "ä ü", "a&b=c"])
 def test_odd_paths_are_paths(tmp_path: Path, name: str) -> None:
-    """F57: what is special in a URL is none of that here."""
+    """What is special in a URL is none of that here."""
     folder = tmp_path / name
     folder.mkdir()
     url = storage_for(None, folder / "plans.db", 0)

@@ -38,7 +38,7 @@ def with_gpu(**changes: object) -> Environment:
     return replace(H200, gpu=Attrs({**SILICON, **changes}))
 
 
-# F31, and F33 with what differs on a part of a GPU.
+# With what differs on a part of a GPU.
 CHANGES = {
     "driver": with_gpu(driver="580.82.07"),
     "cuda": with_gpu(cuda="12.8"),
@@ -145,7 +145,7 @@ def test_without_nvidias_library_the_driver_is_known_by_its_cuda_release(
 
 
 def test_parts_of_a_gpu_and_virtual_ones_have_keys_of_their_own(gpu: SimpleNamespace) -> None:
-    """F33: profiles of MIG differ by name and size; a virtual GPU has a name of its own."""
+    """Profiles of MIG differ by name and size; a virtual GPU has a name of its own."""
     found = [read()]
     for name, count in (
         ("NVIDIA H200 MIG 1g.18gb", 16),

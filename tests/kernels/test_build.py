@@ -133,7 +133,7 @@ class TestAll:
     def test_after_the_main_thread_has_ended_each_is_left_to_its_turn(
         self, steps, space, compiling, monkeypatch
     ):
-        """F52: a thread that still works may need kernels, and Python gives no pool any more."""
+        """A thread that still works may need kernels, and Python gives no pool any more."""
 
         def refuses(*_):
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")

@@ -1,4 +1,4 @@
-"""F7: zeros, the smallest and the largest numbers among random ones."""
+"""Zeros, the smallest and the largest numbers among random ones."""
 
 from __future__ import annotations
 

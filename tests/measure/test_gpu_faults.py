@@ -63,18 +63,18 @@ def is_good(outcome: Outcome, type_: TensorType = IMAGES) -> bool:
 
 
 FAULTS = {
-    "build_error": ("build", "expected a declaration"),  # F1
-    "too_many_threads": ("build", "cuLaunchKernelEx failed with 1"),  # F3
-    "trap": ("crash", "CUDA error"),  # F4
-    "illegal_address": ("crash", "an illegal memory access"),  # F4
-    "misaligned": ("crash", "misaligned address"),  # F4
-    "endless": ("timeout", "check took over 20 s"),  # F5
-    "wrong": ("numerics", "relative error 0.02"),  # F6
-    "loses_nan": ("numerics", "NaN or infinity is lost"),  # F7
-    "unwritten": ("numerics", "is nan instead of"),  # F8
-    "outside": ("numerics", "wrote outside of 'relu'"),  # F9
-    "writes_input": ("numerics", "wrote to its input 'x'"),  # F11
-    "ignores_stream": ("numerics", "is (nan|0) instead of"),  # F12
+    "build_error": ("build", "expected a declaration"),
+    "too_many_threads": ("build", "cuLaunchKernelEx failed with 1"),
+    "trap": ("crash", "CUDA error"),
+    "illegal_address": ("crash", "an illegal memory access"),
+    "misaligned": ("crash", "misaligned address"),
+    "endless": ("timeout", "check took over 20 s"),
+    "wrong": ("numerics", "relative error 0.02"),
+    "loses_nan": ("numerics", "NaN or infinity is lost"),
+    "unwritten": ("numerics", "is nan instead of"),
+    "outside": ("numerics", "wrote outside of 'relu'"),
+    "writes_input": ("numerics", "wrote to its input 'x'"),
+    "ignores_stream": ("numerics", "is (nan|0) instead of"),
     "synchronizes": ("numerics", "no graph can be captured"),
 }
 
@@ -90,7 +90,7 @@ def test_a_bad_kernel_is_rejected_and_the_next_one_measured(ask, fault):
 
 
 def test_a_kernel_that_is_too_fast_is_rejected(ask):
-    """F14: in the graph that is timed it does nothing."""
+    """In the graph that is timed it does nothing."""
     outcome = ask("idle", MANY_IMAGES)
     assert isinstance(outcome, Rejected)
     assert outcome.stage == "roofline"
@@ -98,7 +98,6 @@ def test_a_kernel_that_is_too_fast_is_rejected(ask):
 
 
 def test_the_parents_cuda_still_works(ask):
-    """P2."""
     ones = torch.ones(64, device="cuda")
     assert isinstance(ask("illegal_address"), Rejected)
     assert float(ones.sum()) == 64

@@ -55,11 +55,11 @@ def is_good(outcome: Outcome) -> bool:
 
 
 FAULTS = {
-    "memory": ("memory", "out of memory"),  # F35
-    "workspace": ("memory", "out of memory"),  # F35
-    "cluster": ("build", "cuLaunchKernelEx failed"),  # F3
-    "shared_memory": ("build", "cuFuncSetAttribute failed"),  # F3
-    "semaphore": ("numerics", "first run"),  # F13: what an aborted run left is not zero.
+    "memory": ("memory", "out of memory"),
+    "workspace": ("memory", "out of memory"),
+    "cluster": ("build", "cuLaunchKernelEx failed"),
+    "shared_memory": ("build", "cuFuncSetAttribute failed"),
+    "semaphore": ("numerics", "first run"),  # What an aborted run left is not zero.
 }
 
 
@@ -73,7 +73,6 @@ def test_a_bad_kernel_is_rejected_and_the_next_one_measured(ask, fault):
 
 
 def test_a_kernel_that_differs_from_run_to_run_is_flagged(ask):
-    """F10."""
     outcome = ask("differs")
     assert is_good(outcome), outcome
     assert not outcome.deterministic
@@ -99,7 +98,7 @@ with Worker(threads=1) as worker:
 
 
 def test_an_endless_kernel_ends_with_the_process_that_asked_for_it(ask, eventually, is_gone):
-    """F5, F16: kill -9 of the search while the GPU is busy; the GPU is free again then."""
+    """Kill -9 of the search while the GPU is busy; the GPU is free again then."""
     command = [sys.executable, "-W", "ignore", "-c", PARENT]
     with subprocess.Popen(
         command, env={**os.environ, **FAMILIES}, stdout=subprocess.PIPE, text=True

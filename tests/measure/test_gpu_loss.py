@@ -1,4 +1,4 @@
-"""F38: a GPU that is lost in the middle of a search is no candidate's fault, and ends it."""
+"""A GPU that is lost in the middle of a search is no candidate's fault, and ends it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_an_element_that_is_not_written(relu, fake, check_fake):
 
 
 def test_what_an_output_held_before_does_not_count(step_of, fake, check_fake):
-    """F8: not even for a kernel whose comparisons pass over NaN."""
+    """Not even for a kernel whose comparisons pass over NaN."""
 
     class Larger(fake):
         def bind(self, parts, config, frame):

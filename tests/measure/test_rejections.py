@@ -12,7 +12,7 @@ LOG = "kernel.cu(3): error: expected a ';'\n  y[0] = 1\n" + "note: template igno
 
 
 def test_the_first_error_of_a_long_log_is_kept():
-    """F1: it says what is wrong; neither source code nor a path of this machine is in the row."""
+    """It says what is wrong; neither source code nor a path of this machine is in the row."""
     found = rejection(build_error("NVRTC 13.0 did not compile a kernel for sm90", LOG))
     assert found.stage == "build"
     assert found.reason == "NVRTC 13.0 did not compile a kernel for sm90: expected a ';'"

@@ -61,7 +61,7 @@ def test_the_framework_replays_what_it_adopts(graphs, step_of, space):
 
 
 def test_a_launch_that_is_in_no_graph(graphs, relu, fake, check_fake, monkeypatch):
-    """F12: a kernel that goes to another stream runs while it is captured, and never again."""
+    """A kernel that goes to another stream runs while it is captured, and never again."""
     monkeypatch.setattr(graphs, "captured", lambda call: (call(), lambda: None)[1])
     with pytest.raises(WrongResult, match=r"first replay: 'relu'\[.*is nan instead of"):
         check_fake(relu, fake(lambda step, frame: None))

@@ -90,7 +90,7 @@ def test_calls_in_turns_do_not_pay_for_each_other(queue):
 
 @pytest.mark.parametrize("watch", [CallWatch, KernelWatch])
 def test_samples_under_throttling_are_discarded(queue, monkeypatch, watch):
-    """F36: the GPU is slowed down by half in one of three stretches of 20 ms."""
+    """The GPU is slowed down by half in one of three stretches of 20 ms."""
 
     def throttled(index=None):
         return queue.now_us // 20_000 % 3 == 0

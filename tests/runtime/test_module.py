@@ -1,4 +1,4 @@
-"""The tuned module's calls: F41, F42 and F50 of the faults."""
+"""The tuned module's calls."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ def planned():
 
 
 class TestUnknownShapes:
-    """F41."""
-
     @pytest.mark.parametrize("batch", [0, 1, 3, 80])
     @pytest.mark.parametrize("mode", ["infer", "train"])
     def test_another_batch_is_right_with_one_warning(
@@ -125,7 +123,7 @@ class TestUnknownShapes:
 
 
 class TestAwkwardInputs:
-    """F42: any tensor of the right shape runs from the plan and counts by its values."""
+    """Any tensor of the right shape runs from the plan and counts by its values."""
 
     @pytest.mark.usefixtures("planned")
     def test_a_view_is_read_right_and_never_written(self, plan, small, images, tuned):
@@ -261,7 +259,7 @@ class TestSeveralOutputs:
 
     @pytest.mark.parametrize("used", [[0], [1], [2], [3], [0, 2], [1, 3], [0, 1, 2, 3]])
     def test_any_part_of_them_can_be_differentiated(self, used, images, tuned, close):
-        """F47: what is not used has no part in the gradient."""
+        """What is not used has no part in the gradient."""
         module = Several()
         model = tuned(module, images, "train")
         found = []
@@ -283,7 +281,7 @@ def _or_zero(ours, theirs):
 
 
 class TestHooks:
-    """F50: a plan calls no submodule, so a hook on one sends the call through the framework."""
+    """A plan calls no submodule, so a hook on one sends the call through the framework."""
 
     def test_a_hook_that_changes_an_output_counts_until_it_is_removed(
         self, model, small, images, close

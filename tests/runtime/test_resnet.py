@@ -1,4 +1,4 @@
-"""ResNets as torchvision's users have them: B1, B2 and B4 of the acceptance list."""
+"""ResNets as torchvision's users have them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,6 @@ def same(first, second):
     ],
 )
 def test_one_call_converts_it_and_leaves_the_original_alone(name, mode, build, x):
-    """B1."""
     original = build(name).train(mode == "train")
     original(x).square().sum().backward()
     original.layer3.eval()
@@ -103,7 +102,7 @@ def test_one_call_converts_it_and_leaves_the_original_alone(name, mode, build, x
     ],
 )
 def test_eval_is_within_the_bound(name, size, plan, build, tuned, exact, within_bound):
-    """B2: norms are folded into the convolutions, residual and ReLU fused after them."""
+    """Norms are folded into the convolutions, residual and ReLU fused after them."""
     reference = build(name).eval()
     x = torch.randn(2, 3, size, size)
     model = tuned(reference, x, plan=plan)
@@ -133,7 +132,7 @@ def test_the_hand_picked_plan_fuses_the_residual(build, tuned, x):
     ],
 )
 def test_gradients_in_fp64_are_the_frameworks(name, training, plan, build, tuned, results, x):
-    """B2: batch statistics forward and backward; in eval mode norms are linear and still learn.
+    """Batch statistics forward and backward; in eval mode norms are linear and still learn.
 
     In fp64, since gradients of so many ReLUs jump where a rounding of fp32 changes a sign.
     """
@@ -157,7 +156,7 @@ def test_gradients_in_fp64_are_the_frameworks(name, training, plan, build, tuned
 def test_gradients_in_fp32_are_within_the_bound(
     name, plan, build, tuned, exact, results, within_bound
 ):
-    """B2: the output in train mode strictly, gradients as whole tensors and but for such jumps."""
+    """The output in train mode strictly, gradients as whole tensors and but for such jumps."""
     reference = build(name).train()
     x = torch.randn(4, 3, 64, 64)
     model = tuned(reference, x, "train", plan)
@@ -170,7 +169,7 @@ def test_gradients_in_fp32_are_within_the_bound(
 
 
 def test_running_statistics_follow_the_frameworks_over_several_steps(plan, build, tuned, x, close):
-    """B2: running mean, unbiased running variance, and the count of batches."""
+    """Running mean, unbiased running variance, and the count of batches."""
     reference = build("basic").train()
     model = tuned(reference, x, "train", plan)
     for step in range(1, 4):
@@ -192,7 +191,7 @@ def test_statistics_are_updated_without_gradients_too(build, tuned, x, close):
 
 
 def test_eval_after_training_uses_the_new_statistics(plan, build, tuned, x, close):
-    """B2: never stale, also where the folded weights of an earlier eval call are kept."""
+    """Never stale, also where the folded weights of an earlier eval call are kept."""
     reference = build("basic").eval()
     model = tuned(reference, x, "train", plan)
     model.eval()
@@ -257,7 +256,7 @@ def model(changed, x, close):
 
 
 class TestNewWeights:
-    """B4: whatever way weights change, the next call uses them. With folded, prepacked weights."""
+    """Whatever way weights change, the next call uses them. With folded, prepacked weights."""
 
     def check(self, model, x, close, before):
         after = model(x)

@@ -1,4 +1,4 @@
-"""SE-ResNet9-Fixup as its users run it: A1 to A5 of the acceptance list."""
+"""SE-ResNet9-Fixup as its users run it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def random(randomise):
 
 
 class TestParameters:
-    """A1: the reference's own names, both ways."""
+    """The reference's own names, both ways."""
 
     @pytest.fixture
     def model(self):
@@ -117,7 +117,7 @@ class TestParameters:
 
 @pytest.mark.parametrize(("channels", "planes", "batch"), cases(BATCHES))
 def test_forward_is_within_the_bound(channels, planes, batch, plan, random, tuned, within_bound):
-    """A2, with random weights and scalars."""
+    """With random weights and scalars."""
     reference = random(channels, planes)
     exact = copy.deepcopy(reference).double()
     x = torch.randn(batch, channels, 64, 64)
@@ -134,7 +134,7 @@ def test_forward_is_within_the_bound(channels, planes, batch, plan, random, tune
 def test_a_bias_before_the_padding_is_missing_at_the_border(
     block, bias, plan, small, images, tuned, close
 ):
-    """A3: b1a and b2a are added before zeros are padded, so they are no bias per channel."""
+    """B1a and b2a are added before zeros are padded, so they are no bias per channel."""
     with torch.no_grad():
         for name, parameter in small.named_parameters():
             if "fixup_bias" in name:
@@ -145,7 +145,7 @@ def test_a_bias_before_the_padding_is_missing_at_the_border(
 
 
 def test_block_0_adds_its_input_without_b1a(plan, small, images, tuned, close):
-    """A3: with conv2 and all later biases zero the block is relu(x), whatever b1a is."""
+    """With conv2 and all later biases zero the block is relu(x), whatever b1a is."""
     with torch.no_grad():
         block = small.layers[0][0]
         block.conv2.weight.zero_()
@@ -166,7 +166,6 @@ def test_block_0_adds_its_input_without_b1a(plan, small, images, tuned, close):
 def test_gradients_of_all_parameters_and_of_the_input_are_within_the_bound(
     channels, planes, batch, random, tuned, gradients_within_bound
 ):
-    """A4."""
     reference = random(channels, planes)
     shape = (batch, channels, 64, 64)
     model = tuned(reference, torch.randn(shape), "train")
@@ -177,7 +176,7 @@ def test_gradients_of_all_parameters_and_of_the_input_are_within_the_bound(
 def test_gradients_from_the_hand_picked_plan_are_within_the_bound(
     channels, planes, batch, random, tuned, gradients_within_bound
 ):
-    """A4, where the convolutions run fused and on prepacked weights."""
+    """Where the convolutions run fused and on prepacked weights."""
     reference = random(channels, planes)
     shape = (batch, channels, 64, 64)
     model = tuned(reference, torch.randn(shape), "train", "hand")
@@ -187,7 +186,7 @@ def test_gradients_from_the_hand_picked_plan_are_within_the_bound(
 
 @pytest.mark.parametrize("wrt_input", [False, True])
 def test_gradients_in_fp64_are_the_frameworks(wrt_input, plan, small, images, tuned, results):
-    """A4 without the chance of rounding: what is computed is the same to the last digits."""
+    """Without the chance of rounding: what is computed is the same to the last digits."""
     small, images = small.double(), images.double()
     model = tuned(small, images, "train", plan)
     got = results(model, images, wrt_input=wrt_input)
@@ -198,7 +197,7 @@ def test_gradients_in_fp64_are_the_frameworks(wrt_input, plan, small, images, tu
 
 
 def test_a_thousand_replays_follow_the_input_and_the_weights(plan, small, images, tuned, close):
-    """A5: each replay has a new input, and one parameter was written in place before it."""
+    """Each replay has a new input, and one parameter was written in place before it."""
     images = images[:1, :, ::2, ::2].contiguous()
     model = tuned(small, images, plan=plan)
     theirs, ours = (list(m.parameters()) for m in (small, model))
@@ -218,7 +217,7 @@ def test_a_thousand_replays_follow_the_input_and_the_weights(plan, small, images
 
 
 def test_weights_change_between_steps_of_training(plan, small, images, tuned, close):
-    """A5 in training: an optimizer updates in place, replay after replay."""
+    """In training an optimizer updates in place, replay after replay."""
     model = tuned(small, images, "train", plan)
     pair = [(m, torch.optim.SGD(m.parameters(), lr=1e-2)) for m in (small, model)]
     for step in range(50):

@@ -101,7 +101,7 @@ def test_waiting_ends(search, start):
 
 
 def test_a_failure_is_known_without_measuring(graph, space, measurer, store, start):
-    """F1: the worker never sees what does not compile."""
+    """The worker never sees what does not compile."""
     builds = start(Compiler(fails=("winograd",)), threads=2)
     search = StepSearch(graph, space, measurer, store, builds=builds)
     search.run(Budget(20.0), silent)

@@ -34,7 +34,6 @@ def chosen(plan, outcomes):
 
 
 def test_a_plan_of_deterministic_kernels_is_so(plan, graph, space, outcomes):
-    """F10."""
     assert is_deterministic(plan, graph, space, outcomes)
 
 

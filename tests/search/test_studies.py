@@ -133,7 +133,7 @@ def test_another_space_is_another_study(url, cluster):
 
 
 def test_a_storage_that_fails_is_given_up_and_the_search_goes_on(tmp_path, cluster):
-    """F28: the file is damaged while it is in use."""
+    """The file is damaged while it is in use."""
     path = tmp_path / "studies.db"
     studies = Studies(storage_url(path), seed=0)
     record(studies, cluster, 0, measured(1.0))

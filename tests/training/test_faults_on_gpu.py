@@ -1,4 +1,4 @@
-"""What happens round training on a GPU: A5 and A6 of what it replaces, F45 to F48 of the faults."""
+"""What happens round training on a GPU: overflow, accumulation, threads, captures that break."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def assert_near(ours, theirs):
 
 
 def test_a_thousand_passes_with_other_images_and_weights(network):
-    """A5 in training: each backward pass reads the weights and images of its forward pass."""
+    """In training each backward pass reads the weights and images of its forward pass."""
     network, x = network.half(), images(dtype=torch.float16)
     model = optimize(network, x, mode="train", fallback="error", share=True)
     parameters = list(network.parameters())
@@ -65,7 +65,7 @@ def test_a_thousand_passes_with_other_images_and_weights(network):
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_what_is_not_finite_is_found_and_no_scale_needs_a_capture(network, bad):
-    """A6, with torch's scaler round passes from a plan."""
+    """With torch's scaler round passes from a plan."""
     model = optimize(network, images(2), mode="train", fallback="error", share=True)
     scaler = torch.amp.GradScaler("cuda", init_scale=64.0, growth_interval=2)
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
@@ -88,7 +88,7 @@ def test_what_is_not_finite_is_found_and_no_scale_needs_a_capture(network, bad):
 
 
 def test_frozen_weights_and_the_images_own_gradient(network):
-    """F47, and A4's gradient of the input on request."""
+    """And the gradient of the input on request."""
     network, x = network.half(), images(dtype=torch.float16)
     model = optimize(network, x, mode="train", fallback="error", share=True)
     for frozen in ((), ("layers.1", "stem"), ("layers", "stem"), ()):
@@ -103,7 +103,6 @@ def test_frozen_weights_and_the_images_own_gradient(network):
 
 
 def test_a_step_is_captured_beside_a_thread_that_uses_the_gpu():
-    """F45."""
     stop, errors = threading.Event(), []
 
     def work():
@@ -140,7 +139,7 @@ def test_a_step_is_captured_beside_a_thread_that_uses_the_gpu():
 
 
 def test_after_a_capture_that_failed_another_step_is_captured():
-    """F46: with the statistics of four batches and no more."""
+    """With the statistics of four batches and no more."""
     model = small()
     start, other = copy.deepcopy(model), copy.deepcopy(model)
 
@@ -170,7 +169,7 @@ def test_after_a_capture_that_failed_another_step_is_captured():
 
 
 def test_images_in_16_bits_under_autocast_that_overflow(network):
-    """F48: a plan runs them, and a batch that is not finite is left out by the device."""
+    """A plan runs them, and a batch that is not finite is left out by the device."""
     scale = LossScale(2.0**8, growth_interval=100)
     step = TrainStep(
         network,
@@ -195,7 +194,7 @@ def test_images_in_16_bits_under_autocast_that_overflow(network):
 
 
 def test_the_callers_autocast_counts_as_it_is_in_each_call():
-    """F48: a captured step keeps no cast of a weight, and another one runs without autocast."""
+    """A captured step keeps no cast of a weight, and another one runs without autocast."""
 
     class Head(nn.Linear):
         def forward(self, y, target):

@@ -1,4 +1,4 @@
-"""A training step copied, saved and around wrapped models: F44 of the faults."""
+"""A training step copied, saved and around wrapped models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F23: no option makes a command move or overwrite a file that is not plantune's."""
+"""No option makes a command move or overwrite a file that is not plantune's."""
 
 from __future__ import annotations
 

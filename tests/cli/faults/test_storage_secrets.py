@@ -1,4 +1,4 @@
-"""What is secret in the URL of a storage is in nothing that a command writes (F85)."""
+"""What is secret in the URL of a storage is in nothing that a command writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a network's code does reaches neither the exit code nor stdout (F86)."""
+"""What a network's code does reaches neither the exit code nor stdout."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class TestCache:
 
     @pytest.mark.parametrize("what", ["library", "cuda_fp16.hpp", "cuda/std/__cccl/version.h"])
     def test_patches_of_one_release_are_told_apart(self, what: str, tmp_path: Path) -> None:
-        """F31: by contents, wherever they lie."""
+        """By contents, wherever they lie."""
 
         def digest(folder: str, changed: str = "") -> str:
             place = tmp_path / folder
@@ -148,7 +148,6 @@ class TestCache:
     def test_what_another_may_have_made_is_compiled_again(
         self, spoilt: str, compilations: list[str], tmp_path: Path
     ) -> None:
-        """F73."""
         binary = compile_cuda(SOURCE, SM90)
         (cached,) = tmp_path.glob("cuda/*.bin")
         if spoilt == "writable by others":
@@ -162,7 +161,6 @@ class TestCache:
     def test_a_binary_under_the_name_of_another_is_compiled_again(
         self, compilations: list[str], tmp_path: Path
     ) -> None:
-        """F73."""
         binary = compile_cuda(SOURCE, SM90)
         (cached,) = tmp_path.glob("cuda/*.bin")
         compile_cuda(SOURCE.replace("32", "16"), SM90)

@@ -51,7 +51,7 @@ def children_of(pid: int) -> list[int]:
 def test_a_compilation_dies_with_the_process_that_asked_for_it(
     eventually: Callable[..., list[int]], is_gone: Callable[[int], bool]
 ) -> None:
-    """F2, F16: after kill -9 nobody is left to limit its time."""
+    """After kill -9 nobody is left to limit its time."""
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()
@@ -75,7 +75,7 @@ def test_a_compilation_that_is_late_for_its_parent_does_nothing() -> None:
 def test_a_cache_that_cannot_be_written_costs_time_alone(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F21, F22: the kernel is there all the same, and nothing is left of the attempt."""
+    """The kernel is there all the same, and nothing is left of the attempt."""
     if fault == "a file in its place":
         (tmp_path / "cuda").write_text("")
     else:
@@ -92,7 +92,6 @@ def test_a_cache_that_cannot_be_written_costs_time_alone(
 
 
 def test_the_headers_of_another_cutlass_are_other_headers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F31."""
     before = toolchain.headers_digest.__wrapped__()
     monkeypatch.setattr(toolchain, "_cutlass_digest", lambda: "another release's")
     assert toolchain.headers_digest.__wrapped__() != before

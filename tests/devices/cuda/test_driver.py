@@ -1,4 +1,4 @@
-"""F34: a driver that is absent, or older than what plantune calls, is an error with a remedy."""
+"""A driver that is absent, or older than what plantune calls, is an error with a remedy."""
 
 from __future__ import annotations
 

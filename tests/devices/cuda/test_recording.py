@@ -1,4 +1,4 @@
-"""What a thread launches is written down: arguments, label and node; F45 of the faults."""
+"""What a thread launches is written down: arguments, label and node."""
 
 from __future__ import annotations
 

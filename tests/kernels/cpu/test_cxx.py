@@ -69,7 +69,7 @@ def test_a_compiler_that_takes_too_long(compiled, monkeypatch):
 
 
 class TestTheCacheIsNotTrusted:
-    """F73: what was spoilt is compiled anew. Each load reads the file anew."""
+    """What was spoilt is compiled anew. Each load reads the file anew."""
 
     @pytest.fixture
     def cached(self, compiled, tmp_path) -> Path:

@@ -1,4 +1,4 @@
-"""F3: a kernel that cannot be launched on a chip is known before it is."""
+"""A kernel that cannot be launched on a chip is known before it is."""
 
 from __future__ import annotations
 

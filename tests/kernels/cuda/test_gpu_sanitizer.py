@@ -1,4 +1,4 @@
-"""F9 and F10: each family of CUDA kernels under NVIDIA's compute-sanitizer, where it is installed.
+"""Each family of CUDA kernels under NVIDIA's compute-sanitizer, where it is installed.
 
 It sees what guard bands cannot: accesses far outside, in shared memory, and races there.
 """

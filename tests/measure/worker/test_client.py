@@ -94,18 +94,18 @@ def test_a_good_kernel_is_measured(worker, relu, ask):
 
 
 FAULTS = {
-    "wrong": ("numerics", "relative error 0.01"),  # F6; F7 to F9, F11, F13 are in test_numerics
-    "build_error": ("build", "expected ';'"),  # F1
-    "build_endless": ("timeout", "build took over 2 s"),  # F2
-    "build_memory": ("memory", "MemoryError"),  # F2
-    "memory": ("memory", "you tried to allocate"),  # F35
-    "segfault": ("crash", "died during check: SIGSEGV"),  # F4
-    "exits": ("crash", "SystemExit: 0"),  # F86
+    "wrong": ("numerics", "relative error 0.01"),  # other wrong ones are in test_numerics.py
+    "build_error": ("build", "expected ';'"),
+    "build_endless": ("timeout", "build took over 2 s"),
+    "build_memory": ("memory", "MemoryError"),
+    "memory": ("memory", "you tried to allocate"),
+    "segfault": ("crash", "died during check: SIGSEGV"),
+    "exits": ("crash", "SystemExit: 0"),
     "generator_exits": ("crash", "GeneratorExit: a generator ended"),
-    "abort": ("crash", "SIGABRT; it printed:\nthe reason is here"),  # F4
-    "endless_with_lock": ("timeout", "check took over 4 s"),  # F5
-    "garbage": ("crash", "the worker sent garbage during check"),  # F15
-    "closes": ("crash", "it closed its pipe"),  # F15
+    "abort": ("crash", "SIGABRT; it printed:\nthe reason is here"),
+    "endless_with_lock": ("timeout", "check took over 4 s"),
+    "garbage": ("crash", "the worker sent garbage during check"),
+    "closes": ("crash", "it closed its pipe"),
 }
 
 
@@ -129,7 +129,7 @@ def test_what_a_kernel_prints_disturbs_nothing(ask, worker, capfd):
 
 
 def test_a_kernel_that_is_too_fast_is_rejected(worker, step_of):
-    """F14: right while it is checked, then it does nothing any more."""
+    """Right while it is checked, then it does nothing any more."""
     step = step_of(
         lambda b: b.emit(
             "matmul",
@@ -212,7 +212,7 @@ def test_an_interrupted_request_leaves_no_worker(worker, ask, eventually, is_gon
 
 
 def test_the_parent_stays_as_it_was(worker, ask):
-    """P2: its generator, its threads and its numbers are its own."""
+    """Its generator, its threads and its numbers are its own."""
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     product = torch.ones(64, 64) @ torch.ones(64, 64)
     ask("segfault")
@@ -223,7 +223,7 @@ def test_the_parent_stays_as_it_was(worker, ask):
 
 @pytest.mark.usefixtures("fresh_processes")
 def test_the_worker_is_spawned_and_nothing_is_left_on_closing(monkeypatch, is_gone):
-    """F29: a process of its own, not a copy of this one."""
+    """A process of its own, not a copy of this one."""
 
     def fork() -> int:
         raise AssertionError("forked")
@@ -279,7 +279,7 @@ with Worker(threads=1) as worker:
 @pytest.mark.parametrize("state", ["idle", "endless_with_lock"])
 @pytest.mark.usefixtures("fresh_processes")
 def test_a_worker_dies_with_its_parent(state, eventually, is_gone):
-    """F16, P3: kill -9 of the parent while its worker waits, or while a kernel keeps it busy."""
+    """Kill -9 of the parent while its worker waits, or while a kernel keeps it busy."""
     command = [sys.executable, "-W", "ignore", "-c", PARENT, state]
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -318,7 +318,6 @@ def test_threads_take_turns(ask):
 
 
 def test_the_wall_clock_may_jump(ask, monkeypatch):
-    """F30."""
     monkeypatch.setattr(time, "time", lambda: 0.0)
     assert is_good(ask("none"))
 

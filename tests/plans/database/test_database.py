@@ -210,7 +210,7 @@ def test_a_database_in_memory_serves_like_a_file(here: Environment, plan: Plan) 
 
 
 def test_odd_paths_are_paths(tmp_path: Path, here: Environment, plan: Plan) -> None:
-    # F57: what is special in a URI, in SQL or in a shell is none of that here.
+    # What is special in a URI, in SQL or in a shell is none of that here.
     path = tmp_path / "new" / "ä b?mode=memory&x#%41';--" / "plans.db"
     with PlanDatabase.open(path) as database:
         database.put_plan(plan, here)

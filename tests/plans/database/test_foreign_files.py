@@ -1,4 +1,4 @@
-"""F23: a named file that is not a plan database is refused, and stays as it is byte for byte."""
+"""A named file that is not a plan database is refused, and stays as it is byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imported files are believed in no value: what plantune would not write is refused (F53, F54)."""
+"""Imported files are believed in no value: what plantune would not write is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One search for a key at a time; who died holds nothing (F19)."""
+"""One search for a key at a time; who died holds nothing."""
 
 from __future__ import annotations
 

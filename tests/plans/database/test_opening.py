@@ -259,7 +259,7 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(
 def test_databases_of_earlier_releases_still_open(
     path: Path, dump: Path, here: Environment, plan: Plan, candidate: Candidate
 ) -> None:
-    # F58. A dump is made when a schema is released: sqlite3 plans.db .dump. This plan is from
+    # A dump is made when a schema is released: sqlite3 plans.db .dump. This plan is from
     # before calls were kept.
     earlier = replace(plan, problem=plan.problem.key)
     with closing(sqlite3.connect(path)) as connection:

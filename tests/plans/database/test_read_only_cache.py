@@ -1,4 +1,4 @@
-"""A cache folder that cannot be written is read all the same (F22, F82)."""
+"""A cache folder that cannot be written is read all the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans in a folder that cannot be written are read, whatever state they were left in (F82)."""
+"""Plans in a folder that cannot be written are read, whatever state they were left in."""
 
 from __future__ import annotations
 

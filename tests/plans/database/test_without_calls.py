@@ -1,5 +1,5 @@
 """Files from before plans kept the types of their call, and when names counted in the digest of a
-graph, still open and match (F58). Those for training open; gradients are other graphs since, so
+graph, still open and match. Those for training open; gradients are other graphs since, so
 they are searched for again.
 
 They were written by searches on a CPU: se_resnet9_fixup at batch 2, at batch 1 with 11 channels,

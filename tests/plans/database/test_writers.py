@@ -1,4 +1,4 @@
-"""Many writers and sudden deaths: a reader sees what was before or what is after (F17, F20)."""
+"""Many writers and sudden deaths: a reader sees what was before or what is after."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Files that plantune 0.1 wrote still open, and the plans in them are found for the same calls
-(F58): inference and training, under autocast, with tf32, on other chips, predicted.
+inference and training, under autocast, with tf32, on other chips, predicted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The calls whose plans are in data/of_0_1, and what wrote the files there.
 
 `python tests/plans/database/written.py FOLDER` writes such files by the code of today. Those that
-are there stay as they are: later code opens them and finds the plans in them (F58).
+are there stay as they are: later code opens them and finds the plans in them.
 """
 
 from __future__ import annotations

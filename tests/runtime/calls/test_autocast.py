@@ -1,4 +1,4 @@
-"""Mixed precision round the tuned module: F48 of the faults."""
+"""Mixed precision round the tuned module."""
 
 from __future__ import annotations
 

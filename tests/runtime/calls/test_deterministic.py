@@ -1,4 +1,4 @@
-"""F10: where deterministic algorithms are asked for, a plan that may have others does not run."""
+"""Where deterministic algorithms are asked for, a plan that may have others does not run."""
 
 from __future__ import annotations
 

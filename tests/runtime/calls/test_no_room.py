@@ -1,4 +1,4 @@
-"""F35: where the GPU has no room for a plan, the framework runs the call, with one warning."""
+"""Where the GPU has no room for a plan, the framework runs the call, with one warning."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ NAME = "se_resnet9_fixup"
 
 
 class TestNoPlan:
-    """F41: the framework's kernels run, and the user knows."""
+    """The framework's kernels run, and the user knows."""
 
     TEXT = f"no plan for {NAME}, batch 1, infer, float32, cpu is stored"
 

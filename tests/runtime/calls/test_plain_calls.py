@@ -1,4 +1,4 @@
-"""Plain calls go a short way, on which every change is seen as on the long one: F43, F59 to F65."""
+"""Plain calls go a short way, on which every change is seen as on the long one."""
 
 from __future__ import annotations
 

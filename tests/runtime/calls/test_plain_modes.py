@@ -1,4 +1,4 @@
-"""Plain calls under torch's modes, transforms and settings: F69 and F70 of the faults."""
+"""Plain calls under torch's modes, transforms and settings."""
 
 from __future__ import annotations
 

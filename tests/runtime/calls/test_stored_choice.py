@@ -88,7 +88,6 @@ def test_a_plan_of_this_machine_runs_without_a_word(store, plan):
     ids=str,
 )
 def test_a_plan_of_other_versions_is_proved_and_runs_without_a_word(store, plan, proved, change):
-    """F31."""
     store(**change)
     model, said = loaded()
     assert (model.plan, said) == (plan, [])
@@ -96,7 +95,7 @@ def test_a_plan_of_other_versions_is_proved_and_runs_without_a_word(store, plan,
 
 
 class TestProof:
-    """F72: whatever a file claims, a plan is used after it computed the network here, once."""
+    """Whatever a file claims, a plan is used after it computed the network here, once."""
 
     def test_one_that_claims_this_very_machine_is_proved_too(self, store, plan, proved):
         store()
@@ -339,7 +338,7 @@ def test_beside_one_that_fits_it_is_not_mentioned(store, plan):
     ids=lambda error: type(error).__name__,
 )
 def test_a_plan_that_cannot_run_any_more_is_passed_over(store, monkeypatch, error):
-    """F31, F34, F35: libraries changed since, or less memory is free."""
+    """Libraries changed since, or less memory is free."""
     number = store()
     lend = choose.Stock.lend
 

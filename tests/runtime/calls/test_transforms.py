@@ -1,4 +1,4 @@
-"""What records or transforms a call gets the module's own operations: F70 of the faults."""
+"""What records or transforms a call gets the module's own operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F68: on a GPU whose arch plantune does not know, the framework runs, with one warning."""
+"""On a GPU whose arch plantune does not know, the framework runs, with one warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backward passes through the tuned module: F45 and F47 of the faults."""
+"""Backward passes through the tuned module."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def same_gradients(close):
 
 
 class TestInput:
-    """F45: between forward and backward."""
+    """Between forward and backward."""
 
     def test_freed_and_its_memory_used_again(self, model, small, images, same_gradients):
         small(images).square().sum().backward()
@@ -83,7 +83,7 @@ class TestInput:
 
 
 class TestOrder:
-    """F47: passes may overlap in any way that autograd allows."""
+    """Passes may overlap in any way that autograd allows."""
 
     def test_backward_twice_with_retain_graph(self, model, small, images, same_gradients):
         for module in (model, small):
@@ -220,7 +220,7 @@ class TestOrder:
 
 
 class TestFrozen:
-    """F47: requires_grad counts as it is in each call."""
+    """`requires_grad` counts as it is in each call."""
 
     def test_toggled_between_calls(self, plan, small, images, tuned, same_gradients):
         model = tuned(small, images, "train", plan)

@@ -1,4 +1,4 @@
-"""A pass in a capture of the caller's: F45, F46, F51 and F59 of the faults."""
+"""A pass in a capture of the caller's."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_weights_that_move_between_two_calls_of_a_capture(module, x, capture):
 
 
 def test_what_a_capture_uses_outlives_the_module(module, x, capture, used):
-    """F51: the graph may be replayed. All else is freed."""
+    """The graph may be replayed. All else is freed."""
     model = optimize(module.eval(), x)
     model(x)
     with capture(1):
@@ -189,7 +189,7 @@ def test_weights_of_a_capture_outlive_their_replacement(model, x, capture):
 
 
 def test_an_error_in_a_capture_is_the_callers(model, x, capture, monkeypatch):
-    """F46: and the next capture works, with another instance."""
+    """And the next capture works, with another instance."""
     model(x)
     with monkeypatch.context() as patch, capture(1):
         patch.setattr(Instance, "forward", lambda *_: 1 / 0)

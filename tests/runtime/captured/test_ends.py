@@ -1,4 +1,4 @@
-"""Inputs and outputs in the caller's memory, or copied: F42, F45, F46 and F65 of the faults."""
+"""Inputs and outputs in the caller's memory, or copied."""
 
 from __future__ import annotations
 
@@ -183,7 +183,6 @@ class TestInTheCallersMemory:
         assert graph.told["x"] == [x.data_ptr()]
 
     def test_inputs_in_turns(self) -> None:
-        """F65."""
         ends, graph = made()
         inputs = [torch.randn(SHAPE) for _ in range(64)]
         for x in [*inputs, *inputs]:
@@ -226,7 +225,7 @@ class TestInTheCallersMemory:
         assert torch.equal(first, kept)
 
     def test_after_a_refusal_each_kernel_is_told_again(self) -> None:
-        """F46: nobody knows which address they have."""
+        """Nobody knows which address they have."""
         ends, graph = made()
         first, second = torch.randn(SHAPE), torch.randn(SHAPE)
         call(ends, graph, first)
@@ -242,7 +241,6 @@ class TestInTheCallersMemory:
 class TestCopied:
     @pytest.mark.parametrize("awkward", [misaligned, permuted])
     def test_an_input_that_kernels_cannot_read(self, awkward: Any) -> None:
-        """F42."""
         ends, graph = made()
         for x in (torch.randn(SHAPE), awkward(), awkward(), torch.randn(SHAPE)):
             assert_right(call(ends, graph, x), "y", x)

@@ -1,4 +1,4 @@
-"""F46: a capture that breaks changes nothing, and the next one works."""
+"""A capture that breaks changes nothing, and the next one works."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAILURES = {
 @pytest.mark.parametrize("which", ["failure", "later"], ids=["forward", "backward"])
 @pytest.mark.parametrize("name", FAILURES)
 def test_in_the_first_forward_of_training(module, x, captures, close, is_free, name, which):
-    """Both passes are captured there, so that the framework can still run both (F35)."""
+    """Both passes are captured there, so that the framework can still run both."""
     failure, raised = FAILURES[name]
     program, stream = program_of(module, train=True), Stream.current
     before = {name: value.clone() for name, value in module.named_buffers()}
@@ -50,7 +50,6 @@ def test_in_the_first_forward_of_training(module, x, captures, close, is_free, n
 
 @pytest.mark.usefixtures("captured_modules")
 def test_a_module_without_room_for_its_backward_pass(module, x, captures, close):
-    """F35."""
     tuned = optimize(module.train(), x, mode="train")
     other = copy.deepcopy(module)
     captures.later = FAILURES["no memory"][0]
@@ -121,7 +120,7 @@ def test_while_the_places_of_inputs_are_looked_for(module, x, captures, close, m
 
 
 def test_no_other_thread_captures_while_one_warms_up(module, x, captures, is_free, monkeypatch):
-    """To wait for the GPU, as each warm-up does, breaks a capture that is under way (F49)."""
+    """To wait for the GPU, as each warm-up does, breaks a capture that is under way."""
     found = []
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: found.append(is_free(capture.one_capture)))

@@ -1,4 +1,4 @@
-"""With `frozen` what follows from weights is computed in `refresh` alone: F43 and F59."""
+"""With `frozen` what follows from weights is computed in `refresh` alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instances under errors, threads and the collector: F46, F49, F51 and F52 of the faults."""
+"""Instances under errors, threads and the collector."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def made(monkeypatch):
 
 
 class TestErrorsInAPass:
-    """F46: what raised in the middle leaves nothing behind."""
+    """What raised in the middle leaves nothing behind."""
 
     def test_in_forward(self, failing, small, images, tuned, close):
         model = tuned(small, images)
@@ -152,7 +152,7 @@ def restless():
 
 @pytest.mark.usefixtures("restless")
 class TestThreads:
-    """F49: several threads on one module get what one thread alone gets."""
+    """Several threads on one module get what one thread alone gets."""
 
     @pytest.fixture
     def inputs(self):
@@ -237,7 +237,7 @@ class TestThreads:
 
 
 class TestCollection:
-    """F51: memory goes back when nobody can use the graph any more, and not before."""
+    """Memory goes back when nobody can use the graph any more, and not before."""
 
     def test_a_live_graph_survives_the_collector(self, small, images, tuned, results, close):
         model = tuned(small, images, "train")
@@ -326,7 +326,7 @@ model = optimize(SEResNet9Fixup(3, 16), x, mode="train")
 
 
 class TestExit:
-    """F52: the interpreter ends quietly, whatever is alive."""
+    """The interpreter ends quietly, whatever is alive."""
 
     @pytest.mark.parametrize(
         "alive",

@@ -1,4 +1,4 @@
-"""What happens while a pass is captured, or cannot be: F35, F45 and F46 of the faults."""
+"""What happens while a pass is captured, or cannot be."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ class Normed(nn.Sequential):
 
 
 class TestCapture:
-    """F45 and F46."""
-
     @pytest.mark.usefixtures("planned")
     def test_beside_a_thread_that_uses_the_gpu(self, small, images, assert_right):
         stop, errors = threading.Event(), []
@@ -140,7 +138,7 @@ class TestCapture:
 
     @pytest.mark.parametrize("mode", ["infer", "train"])
     def test_a_full_gpu_costs_the_plan_alone(self, small, images, mode, assert_right):
-        """F35: until there is room again."""
+        """Until there is room again."""
         model = optimize(small, images, mode=mode, fallback="silent")
         small(images)
         torch.cuda.synchronize()

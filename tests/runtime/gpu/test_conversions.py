@@ -1,4 +1,4 @@
-"""What a user makes of a tuned module on a GPU: F44 of the faults, as on the CPU."""
+"""What a user makes of a tuned module on a GPU, as on the CPU."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ pytestmark = [
 
 
 class TestConversions:
-    """F44."""
-
     @pytest.mark.parametrize("convert", ["float", "bfloat16", "double"])
     def test_another_dtype_runs_through_the_framework(self, small, images, convert):
         model = optimize(small, images)

@@ -1,4 +1,4 @@
-"""The collector, and the end of the process: F51 and F52 of the faults."""
+"""The collector, and the end of the process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ pytestmark = [
 
 
 class TestCollection:
-    """F51."""
-
     def test_a_live_graph_survives_the_collector(self, small, images, off):
         model = optimize(small, images, mode="train")
         losses = [model(images + i).float().square().sum() for i in range(3)]
@@ -85,7 +83,7 @@ threading.Thread(target=lambda: [model(x).sum().backward() for _ in range(50)]).
 
 
 class TestExit:
-    """F52: the interpreter ends quietly, whatever is alive."""
+    """The interpreter ends quietly, whatever is alive."""
 
     @pytest.mark.parametrize("alive", ALIVE)
     def test_with_live_graphs(self, alive, python):

@@ -1,6 +1,6 @@
 """The gradient of every parameter of the first users' network, by our own kernels: each for itself,
 its errors pooled over draws of weights and images, at most twice PyTorch's own. Also that of images
-of any number of planes, on request (A4 of what it has to replace).
+of any number of planes, on request.
 """
 
 from __future__ import annotations

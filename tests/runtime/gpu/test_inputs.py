@@ -1,4 +1,4 @@
-"""What a user gives to a tuned module on a GPU: F41 and F42 of the faults, as on the CPU."""
+"""What a user gives to a tuned module on a GPU, as on the CPU."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ HUGE = (1 << 31) + 12_345
 
 
 class TestOtherShapes:
-    """F41."""
-
     @pytest.mark.parametrize("batch", [0, 1, 3, 80])
     @pytest.mark.parametrize("mode", ["infer", "train"])
     def test_another_batch_is_right_with_one_warning(self, small, images, batch, mode):
@@ -64,8 +62,6 @@ class Shifted(nn.Module):
 
 
 class TestAwkwardInputs:
-    """F42."""
-
     @pytest.mark.usefixtures("planned")
     @pytest.mark.parametrize("plan", ["framework", "hand"])
     @pytest.mark.parametrize("awkward", AWKWARD)
@@ -137,7 +133,7 @@ class TestAwkwardInputs:
 
 
 class TestPlaces:
-    """F65: kernels are told where each input and output is, in pointers and in tensor maps."""
+    """Kernels are told where each input and output is, in pointers and in tensor maps."""
 
     @pytest.mark.usefixtures("planned")
     @pytest.mark.parametrize("plan", ["framework", "hand"])

@@ -68,7 +68,7 @@ class Adam:
 
 
 class TestWritten:
-    """F59 to F61. Each was wrong by two thirds of the output's size once."""
+    """Each was wrong by two thirds of the output's size once."""
 
     def test_by_a_replayed_graph(self, model, x, assert_right):
         optimizer = Adam(model)
@@ -133,7 +133,7 @@ class TestWritten:
 
 
 class TestInACapture:
-    """F59: the caller's own graph holds our call."""
+    """The caller's own graph holds our call."""
 
     def test_weights_that_change_between_replays(self, model, x, assert_right):
         graph, static = torch.cuda.CUDAGraph(), x.clone()
@@ -205,8 +205,6 @@ class TestFrozen:
 
 
 class TestAddresses:
-    """F64 and F65."""
-
     def test_no_capture_and_no_growth_after_the_third_call(self, model, x, assert_right):
         with torch.no_grad():
             for _ in range(3):

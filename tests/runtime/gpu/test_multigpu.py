@@ -1,4 +1,4 @@
-"""A module on a GPU that is not the current one: F42 and F44 of the faults."""
+"""A module on a GPU that is not the current one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ResNets on a GPU as torchvision's users have them: B1 to B4 of the acceptance list.
+"""ResNets on a GPU as torchvision's users have them.
 
 What their training computes, and how weights may change, is tested on the CPU in `test_resnet.py`.
 """
@@ -89,7 +89,7 @@ def off(y, exact):
 
 
 class TestSizes:
-    """B3: the layers of a ResNet at odd and even sizes, with both orders of an image's axes."""
+    """The layers of a ResNet at odd and even sizes, with both orders of an image's axes."""
 
     @pytest.mark.parametrize("size", [224, 225, 97])
     @pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=str)
@@ -145,8 +145,6 @@ class TestSizes:
 
 
 class TestFusion:
-    """B1 and B2."""
-
     def test_the_original_stays_as_it_is(self, build):
         original, x = build("resnet18", HALF), images(2, 64)
         before = copy.deepcopy(original.state_dict())
@@ -175,7 +173,7 @@ class TestFusion:
 
 
 class TestNewWeights:
-    """B4: what changes a weight changes the next call."""
+    """What changes a weight changes the next call."""
 
     @pytest.fixture
     def x(self):
@@ -219,7 +217,7 @@ class TestNewWeights:
 
 
 def test_training_follows_the_framework(build):
-    """B2: batch statistics and running ones, in the graph that is captured."""
+    """Batch statistics and running ones, in the graph that is captured."""
     reference, x = build("resnet18", FULL).train(), images(4, 64, FULL)
     model = optimize(reference, x, mode="train")
     for scale in (1.0, 2.0, 3.0):

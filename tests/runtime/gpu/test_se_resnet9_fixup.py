@@ -1,5 +1,5 @@
 """The first users' network from our own kernels: every size that they run, by the bound that every
-kernel is held to (A2, A3 and A5 of what it has to replace).
+kernel is held to.
 """
 
 from __future__ import annotations

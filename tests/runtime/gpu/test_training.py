@@ -1,4 +1,4 @@
-"""Mixed precision, and threads that share a tuned module: F48 and F49 of the faults."""
+"""Mixed precision, and threads that share a tuned module."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ pytestmark = [
 
 
 class TestMixedPrecision:
-    """F48."""
-
     def test_autocast_has_a_plan_of_its_own(self, randomise, off):
         module = randomise(SEResNet9Fixup(3, base_planes=16)).cuda().eval()
         x = torch.randn(2, 3, 64, 64, device="cuda")
@@ -77,8 +75,6 @@ def test_gradients_of_outputs_are_read_wherever_they_are(randomise, off):
 
 
 class TestThreads:
-    """F49."""
-
     @pytest.mark.usefixtures("planned")
     def test_first_calls_of_threads_that_never_used_the_gpu(self, small, images, tuned, off):
         model = tuned(small, images, plan="hand")

@@ -134,7 +134,7 @@ class TestBound:
 
 @pytest.mark.usefixtures("reference_of")
 class TestOverflow:
-    """F71: the plan is judged on data on which the framework is finite, or not at all."""
+    """The plan is judged on data on which the framework is finite, or not at all."""
 
     @pytest.mark.parametrize("gain", [1e5, 1e7])
     def test_a_right_plan_of_a_network_that_overflows_passes(self, images, gain):

@@ -1,4 +1,4 @@
-"""The tuned module moved, copied, saved and wrapped: F44 of the faults."""
+"""The tuned module moved, copied, saved and wrapped."""
 
 from __future__ import annotations
 

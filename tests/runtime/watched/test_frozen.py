@@ -1,4 +1,4 @@
-"""With `frozen` on a CPU: weights that were prepared stay as they were until `refresh`; F43."""
+"""With `frozen` on a CPU: weights that were prepared stay as they were until `refresh`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that change after the first call: F43 of the faults."""
+"""Weights that change after the first call."""
 
 from __future__ import annotations
 

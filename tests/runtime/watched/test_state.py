@@ -1,4 +1,4 @@
-"""What a module is made of besides its weights: each change counts in the next call (F63)."""
+"""What a module is made of besides its weights: each change counts in the next call."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def of_race(case: Case, plan: Plan) -> Iterator[Tried]:
         builder = RouteBuilder(raced, case.seed, 2)
         builder.plan(plan)
         for name in ("eager", "eager-channels-last")[: 1 if _kills_torch(case) else 2]:
-            builder.baseline(name)
+            builder.framework_route(name)
 
     with torch.set_grad_enabled(case.trains):
         yield _tried("race", joins)

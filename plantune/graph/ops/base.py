@@ -85,6 +85,8 @@ class Op(ABC):
     pointwise: ClassVar[bool] = False
     # Whether it may sum products, whose factors of float32 torch may round.
     multiplies: ClassVar[bool] = False
+    # The inputs that hold no number up to zero, such as variances.
+    positive: ClassVar[Collection[int]] = ()
     # Arithmetic per element of the first input; if None, one per element of the outputs.
     flops_per_input: ClassVar[int | None] = None
 
@@ -110,7 +112,7 @@ class Op(ABC):
 
     def domain(self, position: int, inputs: Types, attrs: Attrs) -> Domain:
         """What input number `position` may hold."""
-        return Domain()
+        return Domain("positive" if position in self.positive else "real")
 
     def flops(self, inputs: Types, outputs: Types, attrs: Attrs) -> int:
         """Arithmetic of one call; a multiply-add counts two."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from plantune.base.canonical import Attrs
-from plantune.graph.ops.base import Domain, Gradient, Gradients, Op, Tensors, Types
+from plantune.graph.ops.base import Gradient, Gradients, Op, Tensors, Types
 from plantune.graph.types import DTYPES, TensorType, dtype_name
 
 
@@ -25,6 +25,7 @@ class BatchNorm(Op):
 
     name = "batch_norm"
     arity = 5
+    positive = (4,)
     flops_per_input = 8
 
     def infer(self, inputs: Types, attrs: Attrs) -> Types:
@@ -54,15 +55,13 @@ class BatchNorm(Op):
         dx, dweight, dbias = grad.emit_all("batch_norm_grad", grad.dy, x, weight, mean, invstd)
         return (dx, dweight, dbias, None, None)
 
-    def domain(self, position: int, inputs: Types, attrs: Attrs) -> Domain:
-        return Domain("positive") if position == 4 else Domain()
-
 
 class BatchNormGrad(Op):
     """Inputs dy, x, weight and the batch's mean and invstd; gradients of x, weight and bias."""
 
     name = "batch_norm_grad"
     arity = 5
+    positive = (4,)
     flops_per_input = 10
 
     def infer(self, inputs: Types, attrs: Attrs) -> Types:
@@ -82,9 +81,6 @@ class BatchNormGrad(Op):
                 dy, x, weight, None, None, *batch, True, 0.0, (True, True, True)
             )
         )
-
-    def domain(self, position: int, inputs: Types, attrs: Attrs) -> Domain:
-        return Domain("positive") if position == 4 else Domain()
 
 
 class BatchNormAgain(Op):

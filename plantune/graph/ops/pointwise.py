@@ -7,7 +7,6 @@ from torch import Tensor
 
 from plantune.base.canonical import Attrs
 from plantune.graph.ops.base import (
-    Domain,
     Gradient,
     Gradients,
     Op,
@@ -121,6 +120,7 @@ class Mul(BroadcastOp):
 
 class Div(BroadcastOp):
     name = "div"
+    positive = (1,)
 
     def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         return (inputs[0] / inputs[1],)
@@ -131,9 +131,6 @@ class Div(BroadcastOp):
             return (dx, None)
         summed = _to_shape_of(grad, grad.emit("mul", dx, grad.outputs[0]), 1)
         return (dx, grad.emit("affine", summed, alpha=-1.0, beta=0.0))
-
-    def domain(self, position: int, inputs: Types, attrs: Attrs) -> Domain:
-        return Domain("positive") if position == 1 else Domain()
 
 
 class ChannelOp(Op):
@@ -222,12 +219,10 @@ class Rsqrt(PointwiseOp):
     """1 / sqrt(x + eps): the scale of a batch norm in inference."""
 
     name = "rsqrt"
+    positive = (0,)
 
     def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         return (torch.rsqrt(inputs[0] + attrs["eps"]),)
-
-    def domain(self, position: int, inputs: Types, attrs: Attrs) -> Domain:
-        return Domain("positive")
 
 
 KINDS = (Add, AddApart, ApartGrad, Sub, Mul, Div, AddChannel, MulChannel, Affine, Rsqrt)

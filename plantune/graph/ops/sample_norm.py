@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from plantune.base.canonical import Attrs
-from plantune.graph.ops.base import Domain, Gradient, Gradients, Op, Tensors, Types
+from plantune.graph.ops.base import Gradient, Gradients, Op, Tensors, Types
 from plantune.graph.types import TensorType
 
 Shape = tuple[int, ...]
@@ -139,6 +139,7 @@ class SampleNormGrad(Op):
     """
 
     arity = None
+    positive = (3,)
     flops_per_input = 10
 
     def __init__(self, forward: SampleNorm) -> None:
@@ -161,9 +162,6 @@ class SampleNormGrad(Op):
         weight = rest[0] if rest else None
         made = self.forward.run_backward(dy, x, (mean, rstd), weight, attrs)
         return tuple(made[: 1 + attrs["affine"]])
-
-    def domain(self, position: int, inputs: Types, attrs: Attrs) -> Domain:
-        return Domain("positive") if position == 3 else Domain()
 
 
 def _mask(attrs: Attrs) -> list[bool]:

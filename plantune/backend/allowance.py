@@ -17,7 +17,6 @@ from plantune.base.warning import warn
 from plantune.devices.machine import environment_of
 from plantune.errors import ForeignFile, PlantuneError, PlantuneWarning
 from plantune.kernels.registry import estimate_us
-from plantune.plans.plan import candidates_by_step, check_plan
 from plantune.runtime.captured.stock import Stock, device_of
 from plantune.runtime.module import TunedModule
 
@@ -132,6 +131,5 @@ def _key(stock: Stock) -> str:
 
 def _time_us(stock: Stock) -> float:
     """A guess at the time of a pass as it runs now."""
-    steps = check_plan(stock.plan, stock.graph, stock.space)
-    chosen = candidates_by_step(stock.plan, steps)
-    return sum(estimate_us(step, chosen[step.name], stock.space.arch) for step in steps)
+    arch = stock.space.arch
+    return sum(estimate_us(each.step, each.candidate, arch) for each in stock.checked.steps)

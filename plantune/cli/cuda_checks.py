@@ -145,6 +145,7 @@ def families_check(arch_name: str) -> Check:
     from plantune.devices.cuda.toolchain import all_nvrtc
     from plantune.errors import BuildError
     from plantune.kernels.build import build
+    from plantune.kernels.registry import resolve
     from plantune.measure.kernel_samples import samples
     from plantune.space.search_space import load_search_space
 
@@ -155,7 +156,7 @@ def families_check(arch_name: str) -> Check:
         return Check(name, LIMITED, "none compiles", error.what if all_nvrtc() else NVRTC_HOW)
     tried, failed = list(samples(space)), {}
     with ThreadPoolExecutor(SAMPLES_AT_ONCE) as threads:
-        jobs = {c.family: threads.submit(build, step, c, space.arch) for step, c in tried}
+        jobs = {c.family: threads.submit(build, resolve(step, c), space.arch) for step, c in tried}
     for family, job in jobs.items():
         try:
             job.result()

@@ -9,9 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.kernels.registry import family_named
+from plantune.kernels.resolved import ResolvedStep
 from plantune.space.arch import Arch
 
 Key = tuple[str, Candidate, str]
@@ -21,37 +20,33 @@ _building: dict[Key, threading.Lock] = {}
 _lock = threading.Lock()
 
 
-def build(step: Step, candidate: Candidate, arch: Arch) -> Any:
+def build(chosen: ResolvedStep, arch: Arch) -> Any:
     """The compiled kernel of a candidate, None if its family compiles nothing."""
-    key = (step.signature, candidate, arch.name)
+    key = (chosen.step.signature, chosen.candidate, arch.name)
     with _lock:
         own = _building.setdefault(key, threading.Lock())
     with own:
         if key not in _built:
-            family = family_named(candidate.family)
-            made = family.build(family.parts(step), candidate.config, arch)
+            made = chosen.family.build(chosen.parts, chosen.config, arch)
             if made is not None:  # else there is nothing to share, and steps may be without end
                 _built[key] = made
         _building.pop(key, None)
         return _built.get(key)
 
 
-def build_all(wanted: Iterable[tuple[Step, Candidate]], arch: Arch) -> None:
+def build_all(wanted: Iterable[ResolvedStep], arch: Arch) -> None:
     """Builds those that are compiled from a source at once, each by a compiler process of its own.
 
     Raises what the first failing one raised.
     """
-    compiled = [(s, c) for s, c in wanted if _source(s, c, arch) is not None]
+    compiled = [
+        each for each in wanted if each.family.source(each.parts, each.config, arch) is not None
+    ]
     if len(compiled) > 1:
         started: list[Future[Any]] = []
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             # Once the main thread has ended they take no work; who needs a kernel builds it alone.
             with suppress(RuntimeError):
-                started.extend(threads.submit(build, s, c, arch) for s, c in compiled)
+                started.extend(threads.submit(build, each, arch) for each in compiled)
             for done in started:
                 done.result()
-
-
-def _source(step: Step, candidate: Candidate, arch: Arch) -> str | None:
-    family = family_named(candidate.family)
-    return family.source(family.parts(step), candidate.config, arch)

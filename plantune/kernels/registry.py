@@ -20,8 +20,8 @@ from plantune.devices.host import NO_COMPILER
 from plantune.errors import IllegalCandidate, PlantuneError
 from plantune.graph import Step
 from plantune.kernels import families
-from plantune.kernels.chips import measured_arch
 from plantune.kernels.family import AnyFamily, Candidate
+from plantune.kernels.resolved import ResolvedStep
 from plantune.space import Arch, SearchSpace
 
 ENTRY_POINTS = "plantune.families"
@@ -96,26 +96,38 @@ def need_a_compiler(arch: Arch) -> tuple[str, ...]:
     return tuple(name for name, reason in reasons.items() if reason == NO_COMPILER)
 
 
-def why_not(step: Step, candidate: Candidate, space: SearchSpace) -> str | None:
-    """Why a candidate cannot run a step on the search space's arch, or None if it can."""
+def resolve(step: Step, candidate: Candidate) -> ResolvedStep:
+    """What runs a step; raises IllegalCandidate where nothing of the family can."""
+    family = family_named(candidate.family)
+    return ResolvedStep(step, candidate, family, family.parts(step))
+
+
+def legal_or_why_not(step: Step, candidate: Candidate, space: SearchSpace) -> ResolvedStep | str:
+    """What runs a step on the search space's arch, or why the candidate cannot."""
     try:
         family = family_named(candidate.family)
+        if not family.admits(candidate.config, space):
+            return f"{dict(candidate.config)} is not in the search space of {space.arch.name}"
+        if (reason := family.why_not_arch(space.arch)) is not None:
+            return reason
+        made = ResolvedStep(step, candidate, family, family.parts(step))
     except IllegalCandidate as error:
         return str(error)
-    if not family.admits(candidate.config, space):
-        return f"{dict(candidate.config)} is not in the search space of {space.arch.name}"
-    return (
-        family.why_not_arch(space.arch)
-        or family.why_not_step(step)
-        or family.why_not_config(family.parts(step), candidate.config, space.arch)
-    )
+    return family.why_not_config(made.parts, candidate.config, space.arch) or made
 
 
-def refuse_illegal(step: Step, candidate: Candidate, space: SearchSpace) -> None:
-    """Raises IllegalCandidate if a candidate cannot run a step."""
-    reason = why_not(step, candidate, space)
-    if reason is not None:
-        raise IllegalCandidate(f"{candidate.family} at step {step.name!r}: {reason}")
+def why_not(step: Step, candidate: Candidate, space: SearchSpace) -> str | None:
+    """Why a candidate cannot run a step on the search space's arch, or None if it can."""
+    found = legal_or_why_not(step, candidate, space)
+    return found if isinstance(found, str) else None
+
+
+def resolve_legal(step: Step, candidate: Candidate, space: SearchSpace) -> ResolvedStep:
+    """What runs a step; raises IllegalCandidate if the candidate cannot."""
+    found = legal_or_why_not(step, candidate, space)
+    if isinstance(found, str):
+        raise IllegalCandidate(f"{candidate.family} at step {step.name!r}: {found}")
+    return found
 
 
 def candidates(
@@ -173,12 +185,10 @@ def _remembered(family: AnyFamily, alike: _Alike) -> tuple[Candidate, ...]:
 
 def can_be_guessed(step: Step, candidate: Candidate) -> bool:
     """Whether a plan may use a candidate that nothing has measured."""
-    family = family_named(candidate.family)
-    return family.can_be_guessed(family.parts(step), candidate.config)
+    chosen = resolve(step, candidate)
+    return chosen.family.can_be_guessed(chosen.parts, chosen.config)
 
 
 def estimate_us(step: Step, candidate: Candidate, arch: Arch | None = None) -> float:
     """A guess at the time of one launch, on the chip of `arch`, else on the measured one."""
-    family = family_named(candidate.family)
-    measured = arch or measured_arch(min(family.arch_kinds))
-    return family.estimate_us(family.parts(step), candidate.config, measured)
+    return resolve(step, candidate).estimate_us(arch)

@@ -17,10 +17,12 @@ from plantune.devices.device import Device
 from plantune.devices.gpus import device_for
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate, Values
-from plantune.kernels.registry import family_named, refuse_illegal
+from plantune.kernels.registry import resolve_legal
+from plantune.kernels.resolved import ResolvedStep
 from plantune.measure.scenes import LARGE, Errors, Masks, Poison, Scene, Scenes, larger
 from plantune.measure.threads import threads, threads_of_proof
 from plantune.measure.trial import NANS, NUMBERS, Trial
+from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 
 # Makes the results of PyTorch's own kernels for one output.
@@ -55,12 +57,18 @@ def check(
     is over its bound, the kernel touches memory that is not its own, or a NaN or infinity is lost
     or reaches another image.
     """
-    refuse_illegal(step, candidate, space)
-    place = device or device_for(space.arch)
+    return check_resolved(resolve_legal(step, candidate, space), space.arch, seed, device)
+
+
+def check_resolved(
+    chosen: ResolvedStep, arch: Arch, seed: int = 0, device: Device | None = None
+) -> Numerics:
+    """`check`, of a candidate that can run its step."""
+    place = device or device_for(arch)
     with place.own_stream(), torch.no_grad():
-        trial = Trial(step, candidate, space.arch, device)
-        with threads(threads_of_proof(step)):
-            return _checked(trial, Scenes(step, place, seed))
+        trial = Trial(chosen, arch, device)
+        with threads(threads_of_proof(chosen.step)):
+            return _checked(trial, Scenes(chosen.step, place, seed))
 
 
 def _checked(trial: Trial, scenes: Scenes) -> Numerics:
@@ -202,8 +210,7 @@ def _require_clean(trial: Trial, name: str, result: Tensor, masks: Masks, own: O
     """No image has the poison that has none of it in the reference, or at least depends on none;
     unless PyTorch's own kernels bring it there.
     """
-    family = family_named(trial.candidate.family)
-    clean = masks.clean & masks.apart if family.subtracts_pixels else masks.clean
+    clean = masks.clean & masks.apart if trial.chosen.family.subtracts_pixels else masks.clean
 
     def spread_in(result: Tensor) -> Tensor:
         images = (len(result), -1) if result.dim() > 1 else (-1, 1)

@@ -21,13 +21,14 @@ from plantune.measure.inputs import draw_inputs
 from plantune.measure.limits import attempted, rejection
 from plantune.measure.timing import Effort, Timing, time_interleaved
 from plantune.measure.watches import HOST, call_watch, kernel_watch
-from plantune.plans.plan import Plan, check_plan
+from plantune.plans.checked_plan import CheckedPlan, check_plan
+from plantune.plans.plan import Plan
 from plantune.runtime.captured.captured_program import CapturedProgram, program_on
 from plantune.runtime.program.program import Program
 from plantune.runtime.program.schedule import make_schedule
 from plantune.runtime.proof.cases import evaluated
 from plantune.space.arch import load_arch
-from plantune.space.search_space import SearchSpace, load_search_space
+from plantune.space.search_space import load_search_space
 
 Say = Callable[[str], None]
 WARM_UP_CALLS = 2
@@ -52,7 +53,7 @@ def time_programs(
             prepared.append(Rejected("timeout", NO_TIME))
             continue
         say("build")
-        prepared.append(attempted(partial(pass_that_runs, graph, plan, values, device), device))
+        prepared.append(attempted(partial(_checked_pass, graph, plan, values, device), device))
     device.give_back_memory()  # as other work in a process may at any time
     say("time")
     calls = [call for call in prepared if not isinstance(call, Rejected)]
@@ -60,18 +61,21 @@ def time_programs(
     return [item if isinstance(item, Rejected) else next(timings) for item in prepared]
 
 
-def pass_that_runs(graph: Graph, plan: Plan, values: Values, device: Device) -> Call:
+def _checked_pass(graph: Graph, plan: Plan, values: Values, device: Device) -> Call:
+    checked = check_plan(plan, graph, load_search_space(plan.problem.arch))
+    return pass_that_runs(checked, values, device)
+
+
+def pass_that_runs(checked: CheckedPlan, values: Values, device: Device) -> Call:
     """A pass that has run once: what does not run at all is not timed."""
-    call = one_pass(
-        program_on(device.place, graph, plan, load_search_space(plan.problem.arch)), values
-    )
+    call = one_pass(program_on(device.place, checked), values)
     try:
         call()
         device.synchronize()
     except Exception as error:
         if rejection(error) is None:  # The ops themselves may refuse random numbers.
             with framework_alone():
-                evaluated(graph, values)
+                evaluated(checked.graph, values)
         raise
     return call
 
@@ -121,15 +125,16 @@ def pass_cost(graph: Graph, plan: Plan, runs: int, seed: int = 0) -> PassCost:
     """The cost of one pass of a plan on random data, in so many runs one by one."""
     space = load_search_space(plan.problem.arch)
     device = device_for(space.arch)
-    call = pass_that_runs(graph, plan, draw_values(graph, seed, device), device)
+    checked = check_plan(plan, graph, space)
+    call = pass_that_runs(checked, draw_values(graph, seed, device), device)
     for _ in range(WARM_UP_CALLS):
         call()
     cpu = Timing(tuple(_host_us(call, device) for _ in range(runs)))
     if not device.captures:
-        return PassCost(cpu, None, launches(graph, plan, space))
+        return PassCost(cpu, None, launches(checked))
     watch = kernel_watch(device)
     gpu = Timing(tuple(watch.batch_us(call, 1) for _ in range(runs)))
-    return PassCost(cpu, gpu, _kernels(call, device) or launches(graph, plan, space))
+    return PassCost(cpu, gpu, _kernels(call, device) or launches(checked))
 
 
 def _host_us(call: Call, device: Device) -> float:
@@ -137,9 +142,9 @@ def _host_us(call: Call, device: Device) -> float:
     return HOST.batch_us(call, 1)
 
 
-def launches(graph: Graph, plan: Plan, space: SearchSpace) -> int:
+def launches(checked: CheckedPlan) -> int:
     """What a pass starts: steps other than views, and conversions of layouts."""
-    schedule = make_schedule(graph, plan, check_plan(plan, graph, space))
+    schedule = make_schedule(checked)
     passes = [launch for launch in schedule.launches if launch.step.phase != "refresh"]
     return sum(
         len(launch.conversions) + (len(launch.aliases) < len(launch.step.outputs))

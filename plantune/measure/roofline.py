@@ -13,8 +13,7 @@ import torch
 from plantune.devices.device import Device
 from plantune.graph.step import Step
 from plantune.graph.types import DTYPES
-from plantune.kernels.family import Candidate
-from plantune.kernels.registry import family_named
+from plantune.kernels.resolved import ResolvedStep
 from plantune.measure.threads import threads
 from plantune.measure.watches import kernel_watch
 
@@ -42,13 +41,12 @@ ON_CPU = Yardstick(256, 1 << 18, "float32")
 ON_GPU = Yardstick(4096, 32 << 20, "float16", calls=10)
 
 
-def least_us(step: Step, candidate: Candidate, device: Device) -> float:
+def least_us(chosen: ResolvedStep, device: Device) -> float:
     """No launch of this candidate can be shorter, however good it is.
 
     Only outputs count as moved: of an input a step may need a part, or have prepared it.
     """
-    family, config = family_named(candidate.family), candidate.config
-    views = family.aliases(family.parts(step), config)
+    step, views = chosen.step, chosen.family.aliases(chosen.parts, chosen.config)
     made = [type_ for name, type_ in step.outputs if name not in views]
     if not made:
         return 0.0

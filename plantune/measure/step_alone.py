@@ -12,9 +12,9 @@ from plantune.devices.device import Call, Device
 from plantune.devices.gpus import device_for
 from plantune.devices.machine import arch_of
 from plantune.graph.layouts import view_bytes
-from plantune.graph.step import Step
 from plantune.kernels.build import build
-from plantune.kernels.family import Candidate, Values
+from plantune.kernels.family import Values
+from plantune.kernels.resolved import ResolvedStep
 from plantune.kernels.weights.preparation import Preparation
 from plantune.measure.inputs import draw_inputs
 from plantune.runtime.program.binding import bind, fresh, made_for
@@ -38,22 +38,21 @@ class StepAlone(ABC):
 
     def __init__(
         self,
-        step: Step,
-        candidate: Candidate,
+        chosen: ResolvedStep,
         arch: Arch,
         device: Device,
         *,
         portable: bool = False,
     ) -> None:
-        self.step, self.candidate, self.device = step, candidate, device
-        launch = Launch(step, candidate, ())
+        self.chosen, self.step, self.device = chosen, chosen.step, device
+        launch = Launch(chosen)
         self._layouts, self._aliases = launch.layouts, launch.aliases
         self._adopts, self._workspace = launch.adopts, launch.workspace
         self.values = made_for(launch, self._take)
         if portable:
-            built = launch.family.build_portable(launch.parts, candidate.config, arch)
+            built = chosen.family.build_portable(chosen.parts, chosen.config, arch)
         else:
-            built = build(step, candidate, arch)
+            built = build(chosen, arch)
         # A captured graph reads what the kernel prepared, so the binding stays.
         self._binding = bind(launch, self.values, built, device.place)
         own = load_arch(arch_of(device.place)) if device.captures else arch
@@ -82,10 +81,9 @@ class TimedStep(StepAlone):
     layouts pays for its conversions in the whole program.
     """
 
-    def __init__(
-        self, step: Step, candidate: Candidate, arch: Arch, data: Values | None = None
-    ) -> None:
-        super().__init__(step, candidate, arch, device_for(arch))
+    def __init__(self, chosen: ResolvedStep, arch: Arch, data: Values | None = None) -> None:
+        super().__init__(chosen, arch, device_for(arch))
+        step = self.step
         images = [name for name, type_ in step.outputs if len(type_.shape) == 4]
         made = self._layouts.get(images[0], "nchw") if images else "nchw"
         # A network that runs on a GPU has its filters in channels_last, as load_model makes it.

@@ -11,8 +11,8 @@ from plantune.devices.device import Call, Device, first_line
 from plantune.devices.gpus import device_for
 from plantune.errors import CaptureError, CudaError, WrongResult
 from plantune.graph.layouts import MEMORY_FORMATS, strictly_in_layout
-from plantune.graph.step import Step
-from plantune.kernels.family import Candidate, Values
+from plantune.kernels.family import Values
+from plantune.kernels.resolved import ResolvedStep
 from plantune.measure.scenes import same_numbers
 from plantune.measure.step_alone import StepAlone
 from plantune.measure.threads import threads
@@ -106,9 +106,7 @@ class Trial(StepAlone):
     built such that this one runs it.
     """
 
-    def __init__(
-        self, step: Step, candidate: Candidate, arch: Arch, device: Device | None = None
-    ) -> None:
+    def __init__(self, chosen: ResolvedStep, arch: Arch, device: Device | None = None) -> None:
         self._threads = torch.get_num_threads()
         self._inputs: dict[str, Buffer] = {}
         self._written: dict[str, Buffer] = {}  # outputs and workspace
@@ -116,7 +114,7 @@ class Trial(StepAlone):
         self._replays = False
         self._doing = "binding"
         place, portable = device or device_for(arch), device is not None
-        super().__init__(step, candidate, arch, place, portable=portable)
+        super().__init__(chosen, arch, place, portable=portable)
         self._refresh: Call | None = self._binding.refresh
         self._launch: Call = self._run
 
@@ -261,7 +259,7 @@ class Trial(StepAlone):
 
     def wrong(self, what: str, error: float = float("inf"), bound: float = 0.0) -> WrongResult:
         """The error to raise: which kernel, for which step, in which run, what."""
-        kernel = f"{self.candidate.family} {dict(self.candidate.config)}"
+        kernel = f"{self.chosen.candidate.family} {dict(self.chosen.config)}"
         place = f"step {self.step.name!r} ({', '.join(self.step.ops)})"
         return WrongResult(f"{kernel} at {place}, {self._doing}: {what}", error, bound)
 

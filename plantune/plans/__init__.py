@@ -4,6 +4,7 @@
 - `plan` is the partition with a candidate for each step, and the evidence; `step_times` and
   `raced_routes` read parts of that evidence; `verdict` decides what a race showed, and `standing`
   says it.
+- `checked_plan` is a plan that fits its graph, with the families of its steps, proved once.
 - `precisions` are torch's settings for float32 that a problem or a trial depends on.
 - `written_words` has what files and databases say for the words of the code.
 - `planner` covers graphs with steps by what these cost; searches use it, too.

@@ -8,12 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plantune.base.canonical import Attrs, canonical, digest
-from plantune.errors import InvalidGraph, InvalidPlan
+from plantune.errors import InvalidPlan
 from plantune.graph.graph import Graph
-from plantune.graph.partition import Partition, partition_into
-from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.kernels.registry import why_not
 from plantune.plans.problem import PROBLEM_FIELDS, Problem
 from plantune.plans.step_times import StepTimes
 from plantune.plans.written_words import (
@@ -24,7 +21,6 @@ from plantune.plans.written_words import (
     WRITTEN_ORIGINS,
     origin_of,
 )
-from plantune.space.search_space import SearchSpace
 
 # A plan is written in the first format that can say it: earlier releases read what they can run.
 FORMAT = 1
@@ -260,38 +256,3 @@ def named_as(plan: Plan, graph: Graph) -> Plan:
     choices = tuple(map(renamed, plan.choices))
     problem = replace(plan.problem, graph=graph.digest, call=graph.inputs, order=nodes)
     return replace(plan, problem=problem, choices=choices)
-
-
-def check_plan(plan: Plan, graph: Graph, space: SearchSpace) -> Partition:
-    """The plan's steps in running order; raises InvalidPlan if it does not fit graph or arch."""
-    if plan.problem.arch != space.arch.name:
-        raise InvalidPlan(
-            f"the plan is for {plan.problem.arch}, this is {space.arch.name}; search here"
-        )
-    if plan.problem.graph != graph.digest:
-        raise InvalidPlan(
-            f"the plan is for other layers ({plan.problem}) than these; search for these"
-        )
-    try:
-        steps = partition_into(graph, [choice.nodes for choice in plan.choices])
-    except InvalidGraph as error:
-        raise InvalidPlan(f"the plan's steps do not cover its graph: {error}") from error
-    by_name = candidates_by_step(plan, steps)
-    for step in steps:
-        reason = why_not(step, by_name[step.name], space)
-        if reason is not None:
-            raise InvalidPlan(f"step {step.name!r}: {by_name[step.name].family}: {reason}")
-    return steps
-
-
-def candidates_by_step(plan: Plan, steps: Partition) -> dict[str, Candidate]:
-    """The candidate of each step, by the step's name."""
-    by_node = {name: choice.candidate for choice in plan.choices for name in choice.nodes}
-    return {step.name: by_node[step.name] for step in steps}
-
-
-def pass_steps(plan: Plan, graph: Graph, space: SearchSpace) -> list[tuple[Step, Candidate]]:
-    """The steps that run in each pass, in order, with what runs them; raises as `check_plan`."""
-    steps = check_plan(plan, graph, space)
-    chosen = candidates_by_step(plan, steps)
-    return [(step, chosen[step.name]) for step in steps if step.phase != "refresh"]

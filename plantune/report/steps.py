@@ -11,7 +11,8 @@ from plantune.errors import UnsupportedDevice
 from plantune.graph import Graph, Step
 from plantune.kernels.family import Candidate
 from plantune.measure import roofline
-from plantune.plans.plan import Plan, pass_steps
+from plantune.plans.checked_plan import check_plan
+from plantune.plans.plan import Plan
 from plantune.plans.step_times import StepTimes
 from plantune.report.covers import OtherCover, Trials, measured_of, trials_json
 from plantune.space.arch import load_arch
@@ -92,4 +93,5 @@ def step_roofline_us(step: Step, arch: str) -> float | None:
 
 def plan_steps(plan: Plan, graph: Graph) -> list[tuple[Step, Candidate]]:
     """The steps that run in each pass, in order; raises InvalidPlan if it does not fit."""
-    return pass_steps(plan, graph, load_search_space(plan.problem.arch))
+    checked = check_plan(plan, graph, load_search_space(plan.problem.arch))
+    return [(chosen.step, chosen.candidate) for chosen in checked.of_pass]

@@ -11,7 +11,6 @@ from functools import partial
 
 from plantune.devices.host import cxx_compiler
 from plantune.errors import BuildError, PlantuneError
-from plantune.kernels.registry import family_named
 from plantune.measure.worker.builder import Builder
 from plantune.measure.worker.client import Worker
 from plantune.plans.planner.candidates import LONG_BUILD_S, Key, StepCandidate
@@ -183,15 +182,15 @@ def _build_in(builder: Builder, arch: Arch, candidate: StepCandidate) -> None:
 
 
 def _build_here(arch: Arch, candidate: StepCandidate) -> object:
-    family, config = family_named(candidate.candidate.family), candidate.candidate.config
-    return family.build(family.parts(candidate.step), config, arch)
+    chosen = candidate.chosen
+    return chosen.family.build(chosen.parts, chosen.config, arch)
 
 
 def _source(arch: Arch, candidate: StepCandidate) -> str | None:
-    family, config = family_named(candidate.candidate.family), candidate.candidate.config
-    if not family.build_s:
+    if not candidate.build_s:
         return None
-    return family.source(family.parts(candidate.step), config, arch)
+    chosen = candidate.chosen
+    return chosen.family.source(chosen.parts, chosen.config, arch)
 
 
 def built_as(arch: Arch, candidate: StepCandidate) -> Hashable | None:

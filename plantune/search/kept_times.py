@@ -8,7 +8,8 @@ from dataclasses import replace
 from plantune.base.outcome import Outcome
 from plantune.graph import Graph, Step
 from plantune.kernels.family import Candidate
-from plantune.plans.plan import Plan, pass_steps
+from plantune.plans.checked_plan import check_plan
+from plantune.plans.plan import Plan
 from plantune.plans.step_times import StepTimes
 from plantune.search.costs import times_us
 from plantune.space.search_space import SearchSpace
@@ -25,8 +26,9 @@ def with_times(
 ) -> Plan:
     """The plan with the time, the roofline and the runner-up of each step that was measured."""
     measured = times_us(outcomes)
-    steps = pass_steps(plan, graph, space)
-    known = [(step, c) for step, c in steps if c in measured.get(step.signature, {})]
+    steps = check_plan(plan, graph, space).of_pass
+    chosen = [(each.step, each.candidate) for each in steps]
+    known = [(step, c) for step, c in chosen if c in measured.get(step.signature, {})]
     least_us = rooflines([step for step, _ in known]) if known else ()
     times: dict[str, StepTimes] = {}
     for (step, candidate), roofline_us in zip(known, least_us, strict=True):

@@ -14,12 +14,13 @@ from plantune.graph import Attrs, Graph, Step
 from plantune.graph.partition import one_by_one, partition_into
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.missing_families import with_known_families
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.rows import COMPLETE, Found, StoredPlan
 from plantune.plans.database.stored import find_stored_plan, plans_of_team, stored_plans_in
 from plantune.plans.guess import default_plan, guessed_plan
-from plantune.plans.plan import EAGER, Choice, Plan, check_plan, is_for, named_as
+from plantune.plans.plan import EAGER, Choice, Plan, is_for, named_as
 from plantune.plans.planner.candidates import FRAMEWORK, VIEW
 from plantune.plans.problem import Problem
 from plantune.plans.written_words import MEASURED, PREDICTED

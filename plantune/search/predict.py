@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import starmap
 
 from plantune.base.outcome import Rejected
 from plantune.devices.cuda.build import Binary
@@ -24,9 +23,10 @@ from plantune.kernels.build import build
 from plantune.kernels.conversions import conversion_cost
 from plantune.kernels.cuda.cuda_family import CudaFamily, block_shared_bytes
 from plantune.kernels.family import Candidate
-from plantune.kernels.registry import family_named
+from plantune.kernels.resolved import ResolvedStep
 from plantune.measure.limits import REASON_LENGTH
-from plantune.plans.plan import Plan, pass_steps
+from plantune.plans.checked_plan import check_plan
+from plantune.plans.plan import Plan
 from plantune.plans.planner.candidates import Key, StepCandidate, step_candidates
 from plantune.plans.planner.cover import Cover, best_covers
 from plantune.plans.problem import Problem
@@ -167,10 +167,10 @@ class Predictor:
         if self._is_over:
             return None
         try:
-            built = build(candidate.step, candidate.candidate, self._space.arch)
+            built = build(candidate.chosen, self._space.arch)
         except BuildError as error:
             return Rejected("build", error.what[:REASON_LENGTH])
-        return footprint_of(candidate.step, candidate.candidate, built, self._space.arch)
+        return footprint_of(candidate.chosen, built, self._space.arch)
 
     def _are_right(self, cover: Cover) -> bool:
         """Whether no check found a fault in any of these, as far as there was time to look."""
@@ -214,27 +214,26 @@ class Predictor:
                 numerics=self._checked_text(cover),
             ),
         )
-        rows = starmap(self._row, pass_steps(plan, self._graph, self._space))
+        rows = map(self._row, check_plan(plan, self._graph, self._space).of_pass)
         built = len(self._costs.footprints)
         return Prediction(plan, tuple(rows), built, tuple(self._rejected))
 
-    def _row(self, step: Step, candidate: Candidate) -> PredictedStep:
-        item = StepCandidate(step, candidate, self._space.arch)
-        footprint = self._costs.footprints.get(item.key)
-        return PredictedStep(step, candidate, item.estimate_us, footprint)
+    def _row(self, chosen: ResolvedStep) -> PredictedStep:
+        key = (chosen.step.signature, chosen.candidate)
+        footprint = self._costs.footprints.get(key)
+        estimate_us = chosen.estimate_us(self._space.arch)
+        return PredictedStep(chosen.step, chosen.candidate, estimate_us, footprint)
 
 
-def footprint_of(
-    step: Step, candidate: Candidate, built: object, arch: Arch
-) -> Footprint | Rejected:
+def footprint_of(chosen: ResolvedStep, built: object, arch: Arch) -> Footprint | Rejected:
     """What a block of a built kernel takes; rejected if a thread's registers do not suffice."""
-    family = family_named(candidate.family)
+    family = chosen.family
     if not isinstance(built, Binary) or not isinstance(family, CudaFamily):
         return Footprint()
     used = built.usage["run"]
     if used.spill_bytes:
         return Rejected("build", f"it spills {used.spill_bytes} bytes of a thread's registers")
-    parts, config = family.parts(step), candidate.config
+    parts, config = chosen.parts, chosen.config
     shared = block_shared_bytes(used, arch) + family.shared_bytes(parts, config, arch)
     return Footprint(family.threads(parts, config), used.registers, shared)
 

@@ -15,8 +15,9 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, family_named
 from plantune.measure import timing as timings_of
 from plantune.measure.timing import Timing, in_common, joined, ratio_interval
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import FALLBACK, default_plan
-from plantune.plans.plan import Choice, Plan, check_plan, pass_steps
+from plantune.plans.plan import Choice, Plan
 from plantune.plans.planner.candidates import FRAMEWORK, VIEW, Key, candidates_of
 from plantune.plans.planner.cover import Cover
 from plantune.plans.written_words import MEASURED
@@ -189,8 +190,8 @@ def is_deterministic(
     outcomes: Mapping[Key, Outcome],
 ) -> bool:
     """Whether each kernel of a pass gave the same bits whenever it was checked."""
-    steps = pass_steps(plan, graph, space)
-    found = [outcomes.get((step.signature, candidate)) for step, candidate in steps]
+    steps = check_plan(plan, graph, space).of_pass
+    found = [outcomes.get((each.step.signature, each.candidate)) for each in steps]
     return all(isinstance(outcome, Measured) and outcome.deterministic for outcome in found)
 
 
@@ -255,8 +256,8 @@ def swaps(
 ) -> list[Swap]:
     """The runners-up of each kind of step, the slowest steps first."""
     places: dict[Key, list[str]] = {}
-    for step, candidate in pass_steps(plan, graph, space):
-        places.setdefault((step.signature, candidate), []).append(step.name)
+    for each in check_plan(plan, graph, space).of_pass:
+        places.setdefault((each.step.signature, each.candidate), []).append(each.name)
     times = times_us(outcomes)
     found: list[tuple[float, Swap]] = []
     for (signature, candidate), names in places.items():
@@ -296,7 +297,7 @@ def branched(plan: Plan, graph: Graph, space: SearchSpace, time_plans: TimePlans
     """
     if space.arch.kind != "cuda":
         return plan
-    if not branches_of(make_schedule(graph, plan, check_plan(plan, graph, space))):
+    if not branches_of(make_schedule(check_plan(plan, graph, space))):
         return plan
     forked = replace(plan, branches=True)
     before, after = time_plans([plan, forked])

@@ -16,10 +16,11 @@ from plantune.measure.machine_state import gpu_watcher, machine_for
 from plantune.measure.racing.race import Race
 from plantune.measure.subject import Raced
 from plantune.measure.worker.client import Worker
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.rows import Found
 from plantune.plans.guess import framework_plans, guessed_plan, hand_plan
-from plantune.plans.plan import Plan, check_plan
+from plantune.plans.plan import Plan
 from plantune.plans.planner.cover import Cover
 from plantune.plans.problem import Problem
 from plantune.search import policy

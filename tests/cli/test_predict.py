@@ -20,6 +20,7 @@ from plantune.devices.cuda.build import Binary
 from plantune.devices.machine import Environment, cpu_environment, predicted_environment
 from plantune.errors import InvalidPlan
 from plantune.kernels.family import Candidate
+from plantune.kernels.resolved import ResolvedStep
 from plantune.measure.worker.client import Worker
 from plantune.plans.database.exports import export_plans, import_plans
 from plantune.plans.database.plan_database import PlanDatabase
@@ -36,8 +37,8 @@ def without_gpu(patch: pytest.MonkeyPatch) -> list[Candidate]:
     """No GPU is here and every kernel builds at once: those that did."""
     seen: list[Candidate] = []
 
-    def build(step: object, candidate: Candidate, arch: object) -> Binary:
-        seen.append(candidate)
+    def build(chosen: ResolvedStep, arch: object) -> Binary:
+        seen.append(chosen.candidate)
         return Binary("key", b"", LOG + " smem\n")
 
     patch.setattr("plantune.search.predict.build", build)
@@ -139,8 +140,8 @@ def test_explain_calls_its_times_guesses(run: Run, predicted: int) -> None:
 def test_what_was_refused_is_explained(
     run: Run, monkeypatch: pytest.MonkeyPatch, builds: list[Candidate]
 ) -> None:
-    def build(step: object, candidate: Candidate, arch: object) -> Binary:
-        builds.append(candidate)
+    def build(chosen: ResolvedStep, arch: object) -> Binary:
+        builds.append(chosen.candidate)
         log = LOG.replace("0 bytes spill", "64 bytes spill") if len(builds) == 1 else LOG
         return Binary("key", b"", log + " smem\n")
 

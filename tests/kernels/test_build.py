@@ -11,6 +11,7 @@ from plantune.errors import BuildError
 from plantune.kernels import build as build_module
 from plantune.kernels.build import build, build_all
 from plantune.kernels.family import Binding, Candidate, KernelFamily, Parts
+from plantune.kernels.registry import resolve
 
 CANDIDATE = Candidate("counting", Attrs(tile_m=64))
 
@@ -57,7 +58,7 @@ def test_nothing_is_kept_of_steps_that_build_nothing(step_of, space, counting, m
     building = dict(build_module._building)
     for size in range(3, 6):
         step = step_of(lambda b, size=size: relu(b, 2, size))
-        assert [build(step, CANDIDATE, space.arch) for _ in range(2)] == [None, None]
+        assert [build(resolve(step, CANDIDATE), space.arch) for _ in range(2)] == [None, None]
     assert build_module._built == {}
     assert build_module._building == building
 
@@ -68,22 +69,23 @@ def test_equal_steps_build_once(step_of, space, counting):
         step_of(lambda b: (b.x(7), relu(b, 2, 3))[1]),
     ]
     assert steps[0].inputs != steps[1].inputs
-    assert [build(step, CANDIDATE, space.arch) for step in steps] == [1, 1]
+    assert [build(resolve(step, CANDIDATE), space.arch) for step in steps] == [1, 1]
     assert len(counting.built) == 1
 
 
 def test_another_shape_config_or_op_builds_again(step_of, space, counting):
     step = step_of(lambda b: relu(b, 2, 3))
-    build(step, CANDIDATE, space.arch)
-    build(step_of(lambda b: relu(b, 3, 2)), CANDIDATE, space.arch)
-    build(step_of(lambda b: b("sigmoid", b.x(2, 3))), CANDIDATE, space.arch)
-    build(step, Candidate("counting", Attrs(tile_m=128)), space.arch)
+    build(resolve(step, CANDIDATE), space.arch)
+    build(resolve(step_of(lambda b: relu(b, 3, 2)), CANDIDATE), space.arch)
+    build(resolve(step_of(lambda b: b("sigmoid", b.x(2, 3))), CANDIDATE), space.arch)
+    build(resolve(step, Candidate("counting", Attrs(tile_m=128))), space.arch)
     assert len(counting.built) == 4
 
 
 def test_threads_share_one_build(step_of, space, counting):
     step = step_of(lambda b: relu(b, 2, 3))
-    threads = [threading.Thread(target=build, args=(step, CANDIDATE, space.arch)) for _ in range(4)]
+    chosen = resolve(step, CANDIDATE)
+    threads = [threading.Thread(target=build, args=(chosen, space.arch)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -95,14 +97,14 @@ def test_a_failed_build_is_not_a_kernel(step_of, space, counting):
     step = step_of(lambda b: relu(b, 2, 3))
     counting.fails = True
     with pytest.raises(BuildError, match="no compiler"):
-        build(step, CANDIDATE, space.arch)
+        build(resolve(step, CANDIDATE), space.arch)
     counting.fails = False
-    assert build(step, CANDIDATE, space.arch) == 2
+    assert build(resolve(step, CANDIDATE), space.arch) == 2
 
 
 def test_a_family_that_compiles_nothing(step_of, space):
     step = step_of(lambda b: relu(b, 2, 3))
-    assert build(step, Candidate("framework", Attrs(layout="nchw")), space.arch) is None
+    assert build(resolve(step, Candidate("framework", Attrs(layout="nchw"))), space.arch) is None
 
 
 class TestAll:
@@ -119,15 +121,15 @@ class TestAll:
         meeting = threading.Barrier(len(steps), timeout=10)
         monkeypatch.setattr(Counting, "build", lambda *_: meeting.wait())
         monkeypatch.setattr("os.cpu_count", lambda: len(steps))
-        build_all([(step, CANDIDATE) for step in steps], space.arch)
+        build_all([resolve(step, CANDIDATE) for step in steps], space.arch)
 
     def test_what_fails_is_raised(self, steps, space, compiling):
         compiling.fails = True
         with pytest.raises(BuildError, match="no compiler"):
-            build_all([(step, CANDIDATE) for step in steps], space.arch)
+            build_all([resolve(step, CANDIDATE) for step in steps], space.arch)
 
     def test_what_compiles_nothing_is_left_to_its_turn(self, steps, space, counting):
-        build_all([(step, CANDIDATE) for step in steps], space.arch)
+        build_all([resolve(step, CANDIDATE) for step in steps], space.arch)
         assert counting.built == []
 
     def test_after_the_main_thread_has_ended_each_is_left_to_its_turn(
@@ -139,6 +141,6 @@ class TestAll:
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
         monkeypatch.setattr(build_module.ThreadPoolExecutor, "submit", refuses)
-        build_all([(step, CANDIDATE) for step in steps], space.arch)
+        build_all([resolve(step, CANDIDATE) for step in steps], space.arch)
         assert compiling.built == []
-        assert build(steps[0], CANDIDATE, space.arch) is not None
+        assert build(resolve(steps[0], CANDIDATE), space.arch) is not None

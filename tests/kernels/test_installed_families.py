@@ -14,6 +14,7 @@ import torch
 
 from plantune.devices.machine import cpu_environment
 from plantune.kernels.registry import candidates, family_named, installed_families
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.guess import Preference, compose
 from plantune.plans.plan import Plan
@@ -118,7 +119,7 @@ def test_a_plan_runs_it(plan: Plan, problem: Workload, space: SearchSpace) -> No
     outputs = []
     x = torch.rand(1, 3, 64, 64)
     for each in (plan, default):
-        program = Program(problem.graph, each, space)
+        program = Program(check_plan(each, problem.graph, space))
         torch.manual_seed(0)
         program.refresh({n: torch.rand(t.shape) / 100 for n, t in problem.graph.parameters})
         outputs.append(program.forward(x)[0].clone())

@@ -10,6 +10,7 @@ from plantune.devices.device import Device
 from plantune.errors import CaptureError, WrongResult
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Binding, Candidate
+from plantune.kernels.registry import resolve
 from plantune.kernels.weights.constants import ALIGNMENT_BYTES, Constant, Room, by_pixels
 from plantune.measure.numerics import check
 from plantune.measure.step_alone import FEW_LAUNCHES, GRAPH_US, MOST_LAUNCHES, TimedStep
@@ -94,7 +95,7 @@ def test_a_replay_reads_the_data_of_now(graphs, relu, fake, check_fake):
     ("once_us", "launches"), [(0.01, MOST_LAUNCHES), (10.0, 15), (30.0, 5), (5000.0, FEW_LAUNCHES)]
 )
 def test_graphs_are_long_enough_for_the_clock(graphs, relu, space, once_us, launches):
-    timed = TimedStep(relu, Candidate("framework", Attrs(layout="nchw")), space.arch)
+    timed = TimedStep(resolve(relu, Candidate("framework", Attrs(layout="nchw"))), space.arch)
     call, found = timed.repeated(lambda call: once_us * FEW_LAUNCHES)
     assert found == launches
     assert found == MOST_LAUNCHES or found * once_us >= GRAPH_US
@@ -102,7 +103,7 @@ def test_graphs_are_long_enough_for_the_clock(graphs, relu, space, once_us, laun
 
 
 def test_the_cpu_times_the_launch_itself(relu, space):
-    timed = TimedStep(relu, Candidate("framework", Attrs(layout="nchw")), space.arch)
+    timed = TimedStep(resolve(relu, Candidate("framework", Attrs(layout="nchw"))), space.arch)
     assert timed.repeated(lambda call: 0.0) == (timed.launch, 1)
 
 
@@ -181,7 +182,7 @@ def test_what_is_packed_counts_where_it_is_more_than_the_launch(
     monkeypatch.setattr("plantune.measure.step_alone.SMALL_BYTES", small_bytes)
     monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {"fake": family})
     monkeypatch.setattr("plantune.kernels.build._built", {})
-    timed = TimedStep(convolution, Candidate("fake", Attrs()), space.arch)
+    timed = TimedStep(resolve(convolution, Candidate("fake", Attrs())), space.arch)
     assert family.fills == 1
     for _ in range(3):
         timed.launch()
@@ -196,5 +197,5 @@ def test_a_weight_in_channels_last_costs_a_candidate_nothing(
     monkeypatch.setattr("plantune.measure.step_alone.SMALL_BYTES", 0)
     monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {"fake": family})
     monkeypatch.setattr("plantune.kernels.build._built", {})
-    TimedStep(convolution, Candidate("fake", Attrs()), space.arch).launch()
+    TimedStep(resolve(convolution, Candidate("fake", Attrs())), space.arch).launch()
     assert (family.fills, family.lay) == (0, [(CHANNELS_LAST, True)])

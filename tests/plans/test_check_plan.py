@@ -11,19 +11,21 @@ from plantune.base.canonical import Attrs
 from plantune.errors import InvalidPlan
 from plantune.graph.graph import Graph
 from plantune.kernels.family import Candidate
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import default_plan
-from plantune.plans.plan import Choice, Plan, candidates_by_step, check_plan
+from plantune.plans.plan import Choice, Plan
 from plantune.space.search_space import load_search_space
 
 
 def test_check_plan_gives_the_steps_in_running_order(plan, graph, space):
-    steps = check_plan(replace(plan, choices=plan.choices[::-1]), graph, space)
+    checked = check_plan(replace(plan, choices=plan.choices[::-1]), graph, space)
+    steps = checked.partition
     ran: set[str] = {name for name, _ in graph.sources}
     for step in steps:
         assert ran.issuperset(name for name, _ in step.inputs)
         ran.update(value for node in step.nodes for value in node.outputs)
     assert ran >= graph.results
-    chosen = candidates_by_step(plan, steps)
+    chosen = {each.name: each.candidate for each in checked.steps}
     for choice in plan.choices:
         step = next(step for step in steps if step.nodes[0].name in choice.nodes)
         assert chosen[step.name] == choice.candidate

@@ -14,6 +14,7 @@ from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.layers import EpisodicLSTM
 from plantune.models.se_resnet9 import SEResNet9Fixup
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import (
     Preference,
     compose,
@@ -21,7 +22,6 @@ from plantune.plans.guess import (
     guessed_plan,
     hand_plan,
 )
-from plantune.plans.plan import check_plan
 from plantune.plans.problem import Problem
 from plantune.runtime.program.schedule import make_schedule
 from plantune.space.search_space import load_search_space
@@ -251,7 +251,7 @@ def guess_for(module, *shape, layout="nchw"):
 def test_rows_of_attention_are_no_images():
     # With fewer rows one kernel has it all.
     graph, plan = guess_for(Attention(), 8, 160, 64)
-    schedule = make_schedule(graph, plan, check_plan(plan, graph, load_search_space("sm90")))
+    schedule = make_schedule(check_plan(plan, graph, load_search_space("sm90")))
     assert not [copy for launch in schedule.launches for copy in launch.conversions]
     for node in graph.nodes:
         if len(node.types[0].shape) == 4:
@@ -300,7 +300,7 @@ def test_the_permutes_around_a_layer_norm_move_nothing():
     assert "layer_norm" in families
     assert families.count("view") >= 2
     assert "framework" not in families
-    schedule = make_schedule(graph, plan, check_plan(plan, graph, space))
+    schedule = make_schedule(check_plan(plan, graph, space))
     assert [launch.conversions for launch in schedule.launches] == [()] * len(families)
 
 
@@ -319,7 +319,7 @@ class Rows(nn.Module):
 
 def test_rows_are_images_and_images_rows():
     graph, plan = guess_for(Rows(), 4, 196, 32)
-    schedule = make_schedule(graph, plan, check_plan(plan, graph, load_search_space("sm90")))
+    schedule = make_schedule(check_plan(plan, graph, load_search_space("sm90")))
     assert not [copy for launch in schedule.launches for copy in launch.conversions]
     assert "framework" not in {choice.candidate.family for choice in plan.choices}
 

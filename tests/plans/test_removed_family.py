@@ -9,9 +9,9 @@ from torch import nn
 from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.registry import all_families
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.missing_families import missing_family
 from plantune.plans.guess import COMPILED, hand_plan
-from plantune.plans.plan import check_plan
 from plantune.space.search_space import load_search_space
 
 

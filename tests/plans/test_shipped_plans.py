@@ -17,10 +17,10 @@ from plantune.graph import Graph, Step
 from plantune.kernels.family import Arch, Candidate
 from plantune.kernels.registry import family_named
 from plantune.plans import raced_routes
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.exports import read_export
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.rows import StoredPlan
-from plantune.plans.plan import candidates_by_step, check_plan
 from plantune.plans.problem import Problem
 from plantune.plans.standing import Standing
 from plantune.plans.workload import Workload
@@ -138,8 +138,7 @@ def test_plans_fit_todays_networks_and_kernels(arch: str) -> None:
         problem = item.plan.problem
         graph = Workload.of(problem).graph
         assert (problem.graph, problem.call) == (graph.digest, graph.inputs)
-        steps = check_plan(item.plan, graph, space)
-        in_a_pass = [step for step in steps if step.phase != "refresh"]
+        in_a_pass = check_plan(item.plan, graph, space).of_pass
         assert problem.mode == "train" or len(in_a_pass) <= MOST_STEPS
 
 
@@ -155,9 +154,8 @@ def rendered_plans(arch: str) -> dict[str, str]:
     """A digest of all sources of each plan, by the digest of the plan."""
     found, space = {}, load_search_space(arch)
     for item in plans_in(data_folder("plans") / f"{arch}.db"):
-        steps = check_plan(item.plan, Workload.of(item.plan.problem).graph, space)
-        chosen = candidates_by_step(item.plan, steps)
-        sources = [source_of(step, chosen[step.name], space.arch) for step in steps]
+        steps = check_plan(item.plan, Workload.of(item.plan.problem).graph, space).steps
+        sources = [source_of(each.step, each.candidate, space.arch) for each in steps]
         found[item.plan.digest[:16]] = digest(sources)[:16]
     return found
 

@@ -9,8 +9,8 @@ import pytest
 from plantune.base.outcome import Rejected
 from plantune.measure.programs import PassCost, launches, pass_cost
 from plantune.measure.timing import Timing
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import COMPILED, hand_plan
-from plantune.plans.plan import check_plan
 from plantune.plans.workload import Workload
 from plantune.report.levels import level_row, levels, levels_table
 from plantune.space.search_space import load_search_space
@@ -32,8 +32,8 @@ def found(problem):
 
 def steps_of(level):
     """How often each run of ops is a step of a pass."""
-    steps = check_plan(level.plan, level.graph, SPACE)
-    return Counter(step.ops for step in steps if step.phase != "refresh")
+    steps = check_plan(level.plan, level.graph, SPACE).of_pass
+    return Counter(chosen.step.ops for chosen in steps)
 
 
 def test_nothing_is_fused_at_first(found):
@@ -63,7 +63,7 @@ def test_each_level_takes_more_after_a_convolution(found, name, fused, alone):
 
 
 def test_fewer_kernels_from_level_to_level(found):
-    counts = [launches(level.graph, level.plan, SPACE) for level in found.values()]
+    counts = [launches(check_plan(level.plan, level.graph, SPACE)) for level in found.values()]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] - counts[1] >= 20
     assert counts[2] - counts[3] == 16
@@ -74,7 +74,7 @@ def test_the_cost_of_a_pass_is_measured(found):
     assert cost.cpu.samples == 3
     assert cost.cpu.median_us > 1000
     assert cost.gpu is None
-    assert cost.kernels == launches(found["plan"].graph, found["plan"].plan, SPACE)
+    assert cost.kernels == launches(check_plan(found["plan"].plan, found["plan"].graph, SPACE))
 
 
 @pytest.mark.gpu

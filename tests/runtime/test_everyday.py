@@ -260,7 +260,7 @@ def test_its_plan_is_proved(make, call, randomise, images):
     tuned = planned(module, x, "infer")
     arguments = Arguments.of(module, x.args, x.kwargs)
     stock = tuned.stock()
-    recheck(stock.graph, stock.plan, load_search_space("cpu"), module, arguments=arguments)
+    recheck(stock.checked, module, arguments=arguments)
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ def test_a_right_plan_is_proved_and_moves_no_number(make, mode, x):
     module = make().train()
     stock = planned(module, x, mode).stock()
     before = torch.get_rng_state()
-    recheck(stock.graph, stock.plan, SPACE, module)
+    recheck(stock.checked, module)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -138,4 +138,4 @@ def test_a_wrong_plan_is_found_under_random_numbers(mode, x, monkeypatch):
         lambda node, y: lambda x: torch.clamp(x, min=0, out=y).mul_(1.001),
     )
     with pytest.raises(WrongResult, match="is off by"):
-        recheck(stock.graph, stock.plan, SPACE, module)
+        recheck(stock.checked, module)

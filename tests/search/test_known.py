@@ -14,9 +14,10 @@ from plantune.graph.fusions import fusions_named
 from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.guess import Preference, compose, default_plan
-from plantune.plans.plan import Choice, check_plan
+from plantune.plans.plan import Choice
 from plantune.plans.problem import Problem
 from plantune.runtime.program.program import Program
 from plantune.search import known
@@ -82,7 +83,8 @@ class TestFitted:
 
     def test_it_computes_the_network(self, module, found, space):
         graph, x = graph_of(module, 8), torch.randn(8, 4, 8, 8)
-        program = Program(graph, fitted(found(graph_of(module, 2)), graph, space), space)
+        plan = fitted(found(graph_of(module, 2)), graph, space)
+        program = Program(check_plan(plan, graph, space))
         program.refresh(dict(module.named_parameters()))
         (y,) = program.forward(x)
         torch.testing.assert_close(y, module(x).detach(), rtol=1e-4, atol=1e-5)

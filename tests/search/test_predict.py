@@ -14,7 +14,8 @@ from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.conversions import conversion_cost
 from plantune.kernels.family import Candidate
-from plantune.plans.plan import check_plan
+from plantune.kernels.resolved import ResolvedStep
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.problem import Problem
 from plantune.search import predict
 from plantune.search.policy import FAILURES_MAX
@@ -54,8 +55,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
     """What was built; every build succeeds at once."""
     seen: list[Candidate] = []
 
-    def build(step: object, candidate: Candidate, arch: object) -> Binary:
-        seen.append(candidate)
+    def build(chosen: ResolvedStep, arch: object) -> Binary:
+        seen.append(chosen.candidate)
         return binary()
 
     monkeypatch.setattr(predict, "build", build)
@@ -70,7 +71,7 @@ def families(prediction: Prediction) -> set[str]:
 def test_a_plan_is_compiled_for_a_chip_that_is_not_here(arch: str) -> None:
     (graph, wanted), space = problem(arch), load_search_space(arch)
     found = Predictor(graph, wanted, 300.0).run()
-    steps = check_plan(found.plan, graph, space)
+    steps = check_plan(found.plan, graph, space).steps
     assert (found.plan.origin, found.plan.problem.arch) == ("predicted", arch)
     assert [row.step.name for row in found.steps] == [step.name for step in steps]
     built = [row for row in found.steps if row.footprint is not None]
@@ -92,8 +93,8 @@ def test_only_what_the_cheapest_cover_needs_is_built(asked: list[Candidate]) -> 
 
 
 def test_what_does_not_build_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(step: object, candidate: Candidate, arch: object) -> Binary:
-        if candidate.family == "implicit_gemm_conv":
+    def build(chosen: ResolvedStep, arch: object) -> Binary:
+        if chosen.family.name == "implicit_gemm_conv":
             raise BuildError("no such header")
         return binary()
 
@@ -111,10 +112,10 @@ def test_what_does_not_build_is_replaced(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_kernel_that_spills_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     first: list[Candidate] = []
 
-    def build(step: object, candidate: Candidate, arch: object) -> Binary:
-        if candidate.family == "implicit_gemm_conv":
-            first.append(candidate)
-        return binary(spilled=8 if candidate in first[:1] else 0)
+    def build(chosen: ResolvedStep, arch: object) -> Binary:
+        if chosen.family.name == "implicit_gemm_conv":
+            first.append(chosen.candidate)
+        return binary(spilled=8 if chosen.candidate in first[:1] else 0)
 
     monkeypatch.setattr(predict, "build", build)
     found = Predictor(*problem("sm80"), 60.0).run()
@@ -164,7 +165,7 @@ def test_without_time_the_framework_runs_all(asked: list[Candidate]) -> None:
 
 
 def test_other_errors_are_not_rejections(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(step: object, candidate: Candidate, arch: object) -> Binary:
+    def build(chosen: ResolvedStep, arch: object) -> Binary:
         raise InvalidPlan("a fault of plantune")
 
     monkeypatch.setattr(predict, "build", build)

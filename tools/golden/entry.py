@@ -9,10 +9,11 @@ from plantune.graph.partition import alternatives
 from plantune.kernels.registry import all_families, candidates, family_named
 from plantune.measure.kernel_samples import samples
 from plantune.models.registry import network_names
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.exports import read_export
 from plantune.plans.database.stored import find_stored_plan
 from plantune.plans.guess import default_plan, guessed_plan, hand_plan
-from plantune.plans.plan import Plan, candidates_by_step, check_plan, named_as
+from plantune.plans.plan import Plan, named_as
 from plantune.plans.workload import Workload
 from plantune.space.arch import ARCH_NAMES
 from plantune.space.search_space import SearchSpace, load_search_space
@@ -28,7 +29,6 @@ __all__ = [
     "all_fusions",
     "alternatives",
     "candidates",
-    "candidates_by_step",
     "check_plan",
     "command_line",
     "data_folder",

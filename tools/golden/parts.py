@@ -20,7 +20,6 @@ from entry import (
     all_fusions,
     alternatives,
     candidates,
-    candidates_by_step,
     check_plan,
     data_folder,
     default_plan,
@@ -144,12 +143,10 @@ def _cpu_samples(space: SearchSpace) -> Iterator[tuple[Any, Any]]:
 def _sources_of(plan: Plan, graph: Graph, space: SearchSpace) -> Json:
     """By family, one digest of all its sources."""
     found: dict[str, list[str]] = {}
-    steps = check_plan(plan, graph, space)
-    chosen = candidates_by_step(plan, steps)
-    for step in {step.signature: step for step in steps}.values():
-        candidate = chosen[step.name]
-        if (source := _source(step, candidate, space)) is not None:
-            found.setdefault(candidate.family, []).append(source)
+    steps = check_plan(plan, graph, space).steps
+    for chosen in {each.step.signature: each for each in steps}.values():
+        if (source := _source(chosen.step, chosen.candidate, space)) is not None:
+            found.setdefault(chosen.family.name, []).append(source)
     return {family: _hash(" ".join(sorted(each))) for family, each in sorted(found.items())}
 
 

@@ -22,10 +22,11 @@ from plantune.graph.builder import GraphBuilder
 from plantune.graph.partition import partition_into
 from plantune.kernels.build import build
 from plantune.kernels.family import Candidate
-from plantune.kernels.registry import candidates, family_named, refuse_illegal
+from plantune.kernels.registry import candidates, resolve, resolve_legal
+from plantune.kernels.resolved import ResolvedStep
 from plantune.measure import programs, roofline, scenes
 from plantune.measure.limits import attempted, rejection
-from plantune.measure.numerics import check
+from plantune.measure.numerics import check_resolved
 from plantune.measure.programs import PassCost, Say, time_programs
 from plantune.measure.racing.race import race
 from plantune.measure.scenes import Scenes
@@ -50,10 +51,10 @@ def check_and_time(
 ) -> Outcome:
     """Builds a candidate, checks it with each seed, then times it."""
     space = load_search_space(arch)
-    refuse_illegal(step, candidate, space)
+    chosen = resolve_legal(step, candidate, space)
     if not any(type_.numel for _, type_ in step.outputs):
         return EMPTY
-    found = attempted(lambda: _outcome(say, step, candidate, space, effort, seeds))
+    found = attempted(lambda: _outcome(say, chosen, space, effort, seeds))
     if isinstance(found, Rejected) and found.stage == "crash" and device_for(space.arch).works():
         return Rejected("build", found.reason)  # the driver refused to launch it
     return found
@@ -63,7 +64,7 @@ def build_ahead(say: Say, step: Step, candidate: Candidate, arch: str) -> Reject
     """Builds a candidate for another process, which finds what was compiled in the cache."""
     say("build")
     try:
-        build(step, candidate, load_arch(arch))
+        build(resolve(step, candidate), load_arch(arch))
     except BuildError as error:
         return rejection(error)
     return None
@@ -80,11 +81,11 @@ def check_elsewhere(
 
     def run() -> None:
         say("build")
-        family = family_named(candidate.family)
-        family.build_portable(family.parts(step), candidate.config, space.arch)
+        chosen = resolve_legal(step, candidate, space)
+        chosen.family.build_portable(chosen.parts, chosen.config, space.arch)
         say("check")
         for seed in seeds:
-            check(step, candidate, space, seed, device)
+            check_resolved(chosen, space.arch, seed, device)
 
     return attempted(run)
 
@@ -175,24 +176,20 @@ def perform(message: Mapping[str, Any], say: Say) -> Any:
 
 
 def _outcome(
-    say: Say,
-    step: Step,
-    candidate: Candidate,
-    space: SearchSpace,
-    effort: Effort,
-    seeds: tuple[int, ...],
+    say: Say, chosen: ResolvedStep, space: SearchSpace, effort: Effort, seeds: tuple[int, ...]
 ) -> Outcome:
+    step = chosen.step
     say("build")
-    build(step, candidate, space.arch)
+    build(chosen, space.arch)
     say("check")
-    reports = [check(step, candidate, space, seed) for seed in seeds]
+    reports = [check_resolved(chosen, space.arch, seed) for seed in seeds]
     say("time")
     device = device_for(space.arch)
     with device.own_stream(), torch.no_grad():
         known = Scenes(step, device, seeds[0])
-        timed = TimedStep(step, candidate, space.arch, known.named(known.first().inputs))
+        timed = TimedStep(chosen, space.arch, known.named(known.first().inputs))
         watch = kernel_watch(device)
-        timing = _possible(timed, step, candidate, effort, watch)
+        timing = _possible(timed, chosen, effort, watch)
     if isinstance(timing, Rejected):
         return timing
     worst = max(reports, key=lambda report: report.error / max(report.bound, sys.float_info.min))
@@ -209,14 +206,14 @@ def _outcome(
 
 
 def _possible(
-    timed: TimedStep, step: Step, candidate: Candidate, effort: Effort, watch: Watch
+    timed: TimedStep, chosen: ResolvedStep, effort: Effort, watch: Watch
 ) -> Timing | Rejected:
     """The kernel's time, unless no kernel can be that fast or nothing can be said of it."""
     call, launches = timed.repeated(lambda call: watch.batch_us(call, 1))
     least = 0.0
     for _ in range(2):
         timing = time_call(call, effort, watch).per(launches)
-        least = roofline.least_us(step, candidate, timed.device)
+        least = roofline.least_us(chosen, timed.device)
         if timing.median_us >= least:
             break
         if timing.shared:

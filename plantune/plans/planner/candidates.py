@@ -12,10 +12,12 @@ from plantune.graph.fusions import all_fusions
 from plantune.graph.graph import Named
 from plantune.graph.ops import op_named
 from plantune.graph.partition import alternatives
-from plantune.kernels.family import Candidate
+from plantune.kernels.family import AnyFamily, Candidate
 from plantune.kernels.one_call import is_one_call
-from plantune.kernels.registry import candidates, estimate_us, family_named
-from plantune.plans.plan import Plan, pass_steps
+from plantune.kernels.registry import candidates, family_named
+from plantune.kernels.resolved import ResolvedStep
+from plantune.plans.checked_plan import check_plan
+from plantune.plans.plan import Plan
 from plantune.space import Arch, SearchSpace
 
 FRAMEWORK, VIEW = "framework", "view"
@@ -50,11 +52,21 @@ class StepCandidate:
     def estimate_us(self) -> float:
         if self.twin:
             return self.twin.estimate_us
-        return estimate_us(self.step, self.candidate, self.arch)
+        return self.chosen.estimate_us(self.arch)
+
+    @cached_property
+    def family(self) -> AnyFamily:
+        """Found once by its name."""
+        return self.twin.family if self.twin else family_named(self.candidate.family)
+
+    @cached_property
+    def chosen(self) -> ResolvedStep:
+        parts = self.family.parts(self.step)
+        return ResolvedStep(self.step, self.candidate, self.family, parts)
 
     @property
     def build_s(self) -> float:
-        return family_named(self.candidate.family).build_s
+        return self.family.build_s
 
     @property
     def always_runs(self) -> bool:
@@ -63,8 +75,7 @@ class StepCandidate:
 
     @cached_property
     def _layouts(self) -> Mapping[str, str]:
-        family = family_named(self.candidate.family)
-        return family.layouts(family.parts(self.step), self.candidate.config)
+        return self.family.layouts(self.chosen.parts, self.candidate.config)
 
     @cached_property
     def demands(self) -> Mapping[str, str]:
@@ -153,7 +164,8 @@ def eagers_calls(candidates: Iterable[StepCandidate]) -> list[StepCandidate]:
 
 def candidates_of(plan: Plan, graph: Graph, space: SearchSpace) -> list[StepCandidate]:
     """What a plan runs in a pass; raises what `check_plan` raises."""
-    return [StepCandidate(*chosen, space.arch) for chosen in pass_steps(plan, graph, space)]
+    of_pass = check_plan(plan, graph, space).of_pass
+    return [StepCandidate(chosen.step, chosen.candidate, space.arch) for chosen in of_pass]
 
 
 Group = tuple[str, frozenset[str]]

@@ -23,8 +23,9 @@ from plantune.errors import (
 from plantune.graph.graph import Graph
 from plantune.graph.tracing.arguments import Arguments
 from plantune.graph.tracing.autocast import state_on
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.plan_file import PlanFile
-from plantune.plans.plan import Plan, check_plan, is_for, named_as
+from plantune.plans.plan import Plan, is_for, named_as
 from plantune.plans.problem import Problem
 from plantune.runtime.calls.framework import Framework, Options
 from plantune.runtime.calls.inputs import PlannedCall, PlannedInputs

@@ -16,12 +16,13 @@ from plantune.base.warning import warn
 from plantune.devices.machine import environment_of
 from plantune.graph.graph import Graph
 from plantune.graph.tracing.arguments import Arguments
+from plantune.plans.checked_plan import CheckedPlan, check_plan
 from plantune.plans.database.plan_file import PlanFile
 from plantune.plans.database.proofs import is_known_slower, is_proved, remember_proof, remember_race
 from plantune.plans.database.rows import Found
 from plantune.plans.database.stored import find_stored_plan, shipped_contender, shipped_file
 from plantune.plans.guess import default_plan, guessed_plan
-from plantune.plans.plan import EAGER, PROGRAM, Plan, check_plan, is_for, named_as
+from plantune.plans.plan import EAGER, PROGRAM, Plan, is_for, named_as
 from plantune.plans.problem import Problem
 from plantune.plans.standing import loss_text
 from plantune.plans.workload import Workload
@@ -104,15 +105,15 @@ class Finder:
         """`stock`, run by its own steps."""
         stock = self.stock()
         plan = by_its_program(stock.plan)
-        return stock if plan == stock.plan else self._stock_of(plan)
+        return stock if plan == stock.plan else self._stock_of(self._checked(plan))
 
     def following(self, leader: Stock) -> Stock:
         """Instances of the leader's plan for this other batch, whose outputs are the same to the
         bit; says so if they are not.
         """
         own = self.stock()
-        plan = transferred(leader.plan, own.plan, self._graph, self._space)
-        made = plan if isinstance(plan, str) else self._attempt(plan)
+        checked = transferred(leader.plan, own.checked)
+        made = checked if isinstance(checked, str) else self._attempt(checked.plan, checked)
         if isinstance(made, str):
             tell(self._options.name, made)
             return own
@@ -156,11 +157,12 @@ class Finder:
 
     def _of_framework(self) -> Stock:
         plain = default_plan(self._graph, self._space, network=self._options.name)
-        stock = self._stock_of(replace(plain, route=UNPLANNED[self._space.arch.kind]))
+        plain = replace(plain, route=UNPLANNED[self._space.arch.kind])
+        stock = self._stock_of(self._checked(plain))
         if self._shipped is not None and self._may_try(self._shipped):
-            plan = named_as(self._shipped.plan, self._graph)
             prove = partial(self._attempt, self._shipped.plan)
-            stock.shipped = Shipped(plan, self._graph, self._space, prove, self._tell_of_shipped)
+            checked = partial(self._checked, self._shipped.plan)
+            stock.shipped = Shipped(checked, prove, self._tell_of_shipped)
         return stock
 
     def _may_try(self, shipped: Found) -> bool:
@@ -206,8 +208,12 @@ class Finder:
             plan = None if found is None or found.match == "foreign" else found.plan
         return plan if plan is not None and is_for(plan, self._graph) else None
 
-    def _stock_of(self, plan: Plan) -> Stock:
-        return Stock(self._graph, plan, self._space, self._held, frozen=self._options.frozen)
+    def _checked(self, plan: Plan) -> CheckedPlan:
+        """A plan for this graph, with the names that its layers have here."""
+        return check_plan(named_as(plan, self._graph), self._graph, self._space)
+
+    def _stock_of(self, checked: CheckedPlan) -> Stock:
+        return Stock(checked, self._held, frozen=self._options.frozen)
 
     def _stored(self, found: Found) -> Stock | None:
         """The stock of a stored plan with one instance made, None if it cannot run here."""
@@ -223,32 +229,31 @@ class Finder:
             warn(_predicted(found.plan.problem), PredictedPlan)
         return stock
 
-    def _attempt(self, plan: Plan) -> Stock | str:
+    def _attempt(self, plan: Plan, checked: CheckedPlan | None = None) -> Stock | str:
         """The stock of a plan with one instance made, or why it cannot run here.
 
         Not the error itself, which would keep the memory of what it ended.
         """
         try:
-            stock = self._proved(plan)
+            stock = self._proved(plan, checked)
             stock.lend().release()
         except CANNOT_RUN as error:
             return str(error)
         return stock
 
-    def _proved(self, plan: Plan) -> Stock:
+    def _proved(self, plan: Plan, checked: CheckedPlan | None = None) -> Stock:
         """The stock of a plan that has computed the network once in this environment, wherever it
         came from, unless it was measured or proved here before. Raises as `recheck` does.
         """
-        own = named_as(plan, self._graph)
-        check_plan(own, self._graph, self._space)
+        checked = checked or self._checked(plan)
         runs = plan.route_for(frozen=self._options.frozen) == PROGRAM
         if runs and not is_proved(plan, self._here):
             if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 raise errors.CaptureError(_not_in_a_capture(plan.problem))
             held = self._held
-            recheck(self._graph, own, self._space, held.module, held.otherwise, self._arguments)
+            recheck(checked, held.module, held.otherwise, self._arguments)
             remember_proof(plan, self._here)
-        return self._stock_of(own)
+        return self._stock_of(checked)
 
 
 def _not_in_a_capture(problem: Problem) -> str:

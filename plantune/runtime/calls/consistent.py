@@ -10,12 +10,12 @@ from torch import Tensor
 from plantune.base.warning import warn
 from plantune.errors import PlantuneError, PlantuneWarning
 from plantune.graph import Attrs, Graph
-from plantune.plans.plan import PROGRAM, Plan, check_plan
+from plantune.plans.checked_plan import CheckedPlan, check_plan
+from plantune.plans.plan import PROGRAM, Plan
 from plantune.plans.problem import Problem
 from plantune.runtime.captured.stock import Stock
 from plantune.runtime.proof.draws import drawn_inputs
 from plantune.runtime.watched.torch_internals import is_capturing
-from plantune.space import SearchSpace
 
 PRODUCTS = ("conv2d", "matmul")
 
@@ -31,22 +31,22 @@ def by_its_program(plan: Plan) -> Plan:
     return replace(plan, route=PROGRAM, frozen_route=None)
 
 
-def transferred(leader: Plan, own: Plan, graph: Graph, space: SearchSpace) -> Plan | str:
+def transferred(leader: Plan, own: CheckedPlan) -> CheckedPlan | str:
     """The leader's forward pass, step by step by the same candidates, for another batch, with the
     backward pass of a plan of its own; else why not.
     """
+    graph, space = own.graph, own.space
     forward = {node.name for node in graph.nodes[: graph.backward_from]}
     choices = (
         *(choice for choice in leader.choices if choice.nodes[0] in forward),
-        *(choice for choice in own.choices if choice.nodes[0] not in forward),
+        *(choice for choice in own.plan.choices if choice.nodes[0] not in forward),
     )
     problem = Problem.of(graph, space.arch.name, leader.problem.network)
-    made = by_its_program(replace(own, problem=problem, choices=choices, evidence=Attrs()))
+    made = by_its_program(replace(own.plan, problem=problem, choices=choices, evidence=Attrs()))
     try:
-        check_plan(made, graph, space)
+        return check_plan(made, graph, space)
     except PlantuneError as error:
         return str(error)
-    return made
 
 
 def why_apart(leader: Stock, other: Stock) -> str | None:

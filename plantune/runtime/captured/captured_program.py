@@ -12,9 +12,9 @@ from torch import Tensor
 
 from plantune.devices.cuda.flags import autotuned
 from plantune.errors import CaptureError
-from plantune.graph import Graph, TensorType
+from plantune.graph import TensorType
 from plantune.graph.layouts import in_layout
-from plantune.plans.plan import Plan
+from plantune.plans.checked_plan import CheckedPlan
 from plantune.runtime.captured.current_gpu import on_its_gpu
 from plantune.runtime.captured.ends import Ends
 from plantune.runtime.captured.handles import make_handles, this_thread
@@ -22,11 +22,10 @@ from plantune.runtime.captured.recorder import Recorded, Recorder
 from plantune.runtime.captured.rehearsal import is_rehearsing
 from plantune.runtime.program.exchange import current_exchange
 from plantune.runtime.program.gradients import Gradients
-from plantune.runtime.program.left_out import without_counters, without_last_casts
+from plantune.runtime.program.left_out import for_capture
 from plantune.runtime.program.program import Program, current_stream
 from plantune.runtime.program.result_strides import ResultStrides
 from plantune.runtime.watched.torch_internals import is_capturing, raw_stream
-from plantune.space.search_space import SearchSpace
 
 Results = Mapping[str, Tensor]
 
@@ -53,20 +52,18 @@ class CapturedProgram:
 
     def __init__(
         self,
-        graph: Graph,
-        plan: Plan,
-        space: SearchSpace,
+        checked: CheckedPlan,
         device: torch.device,
         *,
         frozen: bool = False,
     ) -> None:
-        self.graph = graph
-        self.plan = plan
+        self.graph = graph = checked.graph
+        self.plan = checked.plan
         self.captures = 0
         self._frozen = frozen
         # The gradients are gathered in one launch, which casts them too.
-        graph, plan, self._counters = without_counters(*without_last_casts(graph, plan))
-        self._program = Program(graph, plan, space, device, seeds=True)
+        fewer, self._counters = for_capture(checked)
+        self._program = Program(fewer, device, seeds=True)
         self.device, self._index = device, device.index
         self._recorder = Recorder(device)
         self._stream: torch.cuda.Stream | None = None
@@ -75,7 +72,7 @@ class CapturedProgram:
         self._places: list[tuple[int, tuple[int, ...]]] = []
         self._passes: dict[str, Pass] = {}
         inputs = [self._place(*named) for named in graph.inputs]
-        self._gradients = Gradients(self._program, space.arch, device)
+        self._gradients = Gradients(self._program, checked.space.arch, device)
         seeds = [self._program.values[name] for name, _ in graph.output_gradients]
         self._result_strides: ResultStrides | None = None
         self._ends = Ends(self._program, inputs)
@@ -285,15 +282,15 @@ class CapturedProgram:
 
 
 def program_on(
-    device: torch.device, graph: Graph, plan: Plan, space: SearchSpace, *, frozen: bool = False
+    device: torch.device, checked: CheckedPlan, *, frozen: bool = False
 ) -> Program | CapturedProgram:
     """The plan made runnable on a device."""
     # Nothing to compute, nothing to capture.
-    captured = device.type == "cuda" and all(type_.numel for _, type_ in graph.inputs)
+    captured = device.type == "cuda" and all(type_.numel for _, type_ in checked.graph.inputs)
     with _current(device):
         if captured:
-            return CapturedProgram(graph, plan, space, device, frozen=frozen)
-        return Program(graph, plan, space, device)
+            return CapturedProgram(checked, device, frozen=frozen)
+        return Program(checked, device)
 
 
 @contextmanager

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from plantune.errors import PlantuneError
-from plantune.graph.graph import Graph
 from plantune.kernels.build import build
-from plantune.plans.plan import Plan, pass_steps
-from plantune.space.search_space import SearchSpace
+from plantune.plans.checked_plan import CheckedPlan
 
 if TYPE_CHECKING:
     from plantune.runtime.captured.stock import Stock
@@ -22,13 +20,11 @@ NICENESS = 10
 
 @dataclass(frozen=True)
 class Shipped:
-    """A plan to try: `prove` gives its instances once it computed the network here, or says why it
-    cannot run; `tell` is told of that.
+    """A plan to try: `check` gives it if it fits the layers, `prove` its instances once it computed
+    the network here, or says why it cannot run; `tell` hears of that.
     """
 
-    plan: Plan
-    graph: Graph
-    space: SearchSpace
+    check: Callable[[], CheckedPlan]
     prove: Callable[[], Stock | str]
     tell: Callable[[str], None]
 
@@ -38,5 +34,6 @@ class Shipped:
             os.nice(NICENESS)  # of this thread and of the compilers that it starts
         # What fails is met again by the proof.
         with suppress(PlantuneError):
-            for step, candidate in pass_steps(self.plan, self.graph, self.space):
-                build(step, candidate, self.space.arch)
+            checked = self.check()
+            for chosen in checked.of_pass:
+                build(chosen, checked.space.arch)

@@ -14,17 +14,15 @@ from torch import Tensor, nn
 from plantune.base.scopes import with_values
 from plantune.devices.cuda.driver import capture_of
 from plantune.errors import CaptureError
-from plantune.graph.graph import Graph
 from plantune.graph.layouts import HOST_MEMORY
 from plantune.graph.tracing.arguments import Arguments
-from plantune.plans.plan import Plan
+from plantune.plans.checked_plan import CheckedPlan
 from plantune.runtime.captured.captured_program import program_on
 from plantune.runtime.captured.current_gpu import on_its_gpu
 from plantune.runtime.captured.shipped import Shipped
 from plantune.runtime.program.result_strides import ResultStrides
 from plantune.runtime.watched.live_state import HeldTensors, LiveState, counters_of
 from plantune.runtime.watched.torch_internals import current_gpu, is_capturing
-from plantune.space.search_space import SearchSpace
 
 # The number of a capture, and the stream.
 Capture = tuple[int, int]
@@ -39,7 +37,7 @@ class Instance:
     def __init__(self, stock: Stock) -> None:
         graph, held = stock.graph, stock.held
         device = device_of(held.module, held.otherwise)
-        self.program = program_on(device, graph, stock.plan, stock.space, frozen=stock.frozen)
+        self.program = program_on(device, stock.checked, frozen=stock.frozen)
         self.program.result_strides = stock.result_strides
         names = [name for name, _ in (*graph.parameters, *graph.buffers)]
         moving = {buffer for buffer, _ in graph.updates}
@@ -149,16 +147,13 @@ class Stock:
 
     def __init__(
         self,
-        graph: Graph,
-        plan: Plan,
-        space: SearchSpace,
+        checked: CheckedPlan,
         held: HeldTensors,
         *,
         frozen: bool = False,
     ) -> None:
-        self.graph = graph
-        self.plan = plan
-        self.space = space
+        self.checked = checked
+        self.graph, self.plan, self.space = checked.graph, checked.plan, checked.space
         # How a stored plan's environment matches this one; None of a plan that is not stored.
         self.match: str | None = None
         # A plan that may be faster here, to be tried in the first calls.

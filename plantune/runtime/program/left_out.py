@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from plantune.graph.graph import Graph, Node
+from plantune.plans.checked_plan import CheckedPlan, check_plan
 from plantune.plans.plan import Plan
 from plantune.plans.problem import Problem
 
@@ -23,6 +25,24 @@ class Counters:
         """Enqueues it, in one launch."""
         for step, buffers in self.steps.items():
             torch._foreach_add_([values[name] for name in buffers], step)
+
+
+# What a capture runs of a plan: its instances share it.
+_captured: WeakKeyDictionary[CheckedPlan, tuple[CheckedPlan, Counters]] = WeakKeyDictionary()
+
+
+def for_capture(checked: CheckedPlan) -> tuple[CheckedPlan, Counters]:
+    """The plan without those steps, and what counts instead of some of them. Proved once for each
+    plan: it is one for another graph.
+    """
+    found = _captured.get(checked)
+    if found is None:
+        fewer = without_last_casts(checked.graph, checked.plan)
+        graph, plan, counters = without_counters(*fewer)
+        if plan is checked.plan:  # which must not keep itself alive
+            return checked, counters
+        found = _captured[checked] = check_plan(plan, graph, checked.space), counters
+    return found
 
 
 def without_counters(graph: Graph, plan: Plan) -> tuple[Graph, Plan, Counters]:
@@ -44,6 +64,8 @@ def without_last_casts(graph: Graph, plan: Plan) -> tuple[Graph, Plan]:
     parameter has one.
     """
     sources = _sources(graph, plan)
+    if not sources:
+        return graph, plan
     gradients = tuple((name, sources.get(value, value)) for name, value in graph.gradients)
     return _without(replace(graph, gradients=gradients), plan, sources)
 

@@ -20,7 +20,7 @@ from plantune.kernels.cuda.image_layout import LayoutChange, layout_change
 from plantune.kernels.family import Values
 from plantune.kernels.weights.constants import Constant
 from plantune.kernels.weights.copies import Copies
-from plantune.plans.plan import Plan, check_plan
+from plantune.plans.checked_plan import CheckedPlan
 from plantune.runtime.program.arrivals import Arrivals, Told, arrival_places
 from plantune.runtime.program.binding import bind, made_for
 from plantune.runtime.program.branches import Call, Lanes, branches_of
@@ -29,7 +29,6 @@ from plantune.runtime.program.memory_plan import liveness, passes, taker
 from plantune.runtime.program.result_strides import ResultStrides, with_strides
 from plantune.runtime.program.schedule import Launch, Schedule, make_schedule
 from plantune.runtime.program.weights import Weights
-from plantune.space.search_space import SearchSpace
 
 # They need nothing that a pass prepares.
 BY_TORCH = ("framework", "view")
@@ -50,21 +49,17 @@ class Program:
 
     def __init__(
         self,
-        graph: Graph,
-        plan: Plan,
-        space: SearchSpace,
+        checked: CheckedPlan,
         device: torch.device = HOST_MEMORY,
         *,
         seeds: bool = False,
     ) -> None:
         """With `seeds` there is room for gradients of outputs among the values."""
-        schedule = make_schedule(graph, plan, check_plan(plan, graph, space))
-        branches = branches_of(schedule) if plan.branches else ()
+        schedule, graph, arch = make_schedule(checked), checked.graph, checked.space.arch
+        branches = branches_of(schedule) if checked.plan.branches else ()
         on_gpu = device.type == "cuda"
         live = liveness(schedule, branches, seeds=seeds)
-        self.graph = graph
-        self.plan = plan
-        self.device = device
+        self.graph, self.plan, self.device = graph, checked.plan, device
         # On a GPU a caller's memory may take the place of an output.
         apart = graph.outputs if on_gpu else ()
         take = taker(live.buffers, apart, device)
@@ -75,15 +70,15 @@ class Program:
         for launch in schedule.launches:
             self.values.update(made_for(launch, take))
         self._schedule = schedule
-        self._arch = space.arch
-        self._copies = Copies(space.arch, device)
+        self._arch = arch
+        self._copies = Copies(arch, device)
         self._steps: dict[str, Call] = {}
         self._converters: dict[str, Converter] = {}
-        build_all(((launch.step, launch.candidate) for launch in schedule.launches), space.arch)
+        build_all((launch.chosen for launch in schedule.launches), arch)
         self._weights = None
         first = schedule.phase("refresh")
         if on_gpu:
-            self._weights = Weights(graph, self.values, space.arch, device)
+            self._weights = Weights(graph, self.values, arch, device)
             first = self._weights.others(schedule)
         self._prepare: list[Call] = []
         self._once: list[Call] = []
@@ -94,10 +89,9 @@ class Program:
         fixed = _fixed_values(graph, first)
         for launch in first:
             once = all(name in fixed for name, _ in launch.step.outputs)
-            (self._once if once else self._prepare).extend(self._calls(launch, space))
+            (self._once if once else self._prepare).extend(self._calls(launch))
         calls = [
-            self._calls(launch, space, drops)
-            for launch, drops in zip(launches, live.drops, strict=True)
+            self._calls(launch, drops) for launch, drops in zip(launches, live.drops, strict=True)
         ]
         if self._weights is not None:
             self._weights.bind((*first, *launches), self._constants)
@@ -132,16 +126,15 @@ class Program:
             calls[place].insert(0, join)
         calls[len(launches) - 1].append(self._weights.end)
 
-    def _calls(self, launch: Launch, space: SearchSpace, drops: Sequence[str] = ()) -> list[Call]:
+    def _calls(self, launch: Launch, drops: Sequence[str] = ()) -> list[Call]:
         """What a launch does in each pass; its refresh joins the preparation."""
-        built = build(launch.step, launch.candidate, space.arch)
-        binding = bind(launch, self.values, built, self.device)
+        binding = bind(launch, self.values, build(launch.chosen, self._arch), self.device)
         if binding.refresh is not None:
             self._prepare.append(binding.refresh)
         self._constants[launch.step.name] = binding.constants
         calls: list[Call] = []
         for conversion in launch.conversions:
-            made = Converter(conversion, self.values, space.arch, self.device)
+            made = Converter(conversion, self.values, self._arch, self.device)
             self._steps[made.label] = self._converters[made.label] = made
             calls.append(made)
         device = self.device  # not `self`: a program in a cycle would keep its memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,8 +11,9 @@ from plantune.graph import Graph, Step, TensorType
 from plantune.graph.layouts import aligned, moves
 from plantune.graph.partition import Partition
 from plantune.kernels.family import AnyFamily, Candidate, Parts
-from plantune.kernels.registry import family_named
-from plantune.plans.plan import Plan, candidates_by_step
+from plantune.kernels.registry import resolve
+from plantune.kernels.resolved import ResolvedStep
+from plantune.plans.checked_plan import CheckedPlan
 from plantune.runtime.program.loose import loose_values
 
 # What torch makes of a permute is a view.
@@ -32,22 +33,28 @@ class Conversion:
 class Launch:
     """A step with its inputs renamed to where they are stored in the layout that it demands."""
 
-    step: Step
-    candidate: Candidate
+    chosen: ResolvedStep
     conversions: tuple[Conversion, ...] = ()
     # Outputs that are left as torch makes them, views among them, as nothing needs them dense.
     loose: frozenset[str] = frozenset()
     # Inputs that other launches write into memory of the program's.
     aligned: frozenset[str] = frozenset()
 
-    @cached_property
-    def family(self) -> AnyFamily:
-        return family_named(self.candidate.family)
+    @property
+    def step(self) -> Step:
+        return self.chosen.step
 
-    @cached_property
+    @property
+    def candidate(self) -> Candidate:
+        return self.chosen.candidate
+
+    @property
+    def family(self) -> AnyFamily:
+        return self.chosen.family
+
+    @property
     def parts(self) -> Parts:
-        parts: Parts = self.family.parts(self.step)
-        return parts
+        return self.chosen.parts
 
     @cached_property
     def aliases(self) -> dict[str, str]:
@@ -122,20 +129,21 @@ class Schedule:
         return tuple(launch for launch in self.launches if launch.step.phase == name)
 
 
-def make_schedule(graph: Graph, plan: Plan, steps: Partition) -> Schedule:
+def make_schedule(checked: CheckedPlan) -> Schedule:
     """Decides each value's layout by its producer and converts where a reader demands another.
     Gradients of outputs are laid out for their first reader: they are copied from a caller anyway.
     """
-    by_name = candidates_by_step(plan, steps)
-    by_name = {**by_name, **dict.fromkeys(_permuted_last(graph, steps), LEFT)}
+    graph = checked.graph
+    left = set(_permuted_last(graph, checked.partition))
+    steps = [resolve(each.step, LEFT) if each.name in left else each for each in checked.steps]
     layouts = {name: type_.layout for name, type_ in graph.sources}
     for name, _ in graph.output_gradients:
-        layouts[name] = next(_demands(name, steps, by_name), layouts[name])
-    loose = loose_values(graph, [(step, by_name[step.name]) for step in steps], layouts)
+        layouts[name] = next(_demands(name, steps), layouts[name])
+    loose = loose_values(graph, steps, layouts)
     launches: list[Launch] = []
     own: set[str] = set()
-    for step in steps:
-        launch = _converted(step, by_name[step.name], layouts, loose)
+    for chosen in steps:
+        launch = _converted(chosen, layouts, loose)
         own.update(name for name, _, _ in launch.written)
         read = own.intersection(name for name, _ in launch.step.inputs)
         launch = replace(launch, aligned=frozenset(read))
@@ -160,21 +168,18 @@ def _permuted_last(graph: Graph, steps: Partition) -> Iterator[str]:
             yield step.name
 
 
-def _demands(name: str, steps: Partition, by_name: Mapping[str, Candidate]) -> Iterator[str]:
+def _demands(name: str, steps: Iterable[ResolvedStep]) -> Iterator[str]:
     """The layouts in which steps read a value, in order."""
-    for step in steps:
-        if name in dict(step.inputs):
-            demanded = Launch(step, by_name[step.name]).layouts
+    for chosen in steps:
+        if name in dict(chosen.step.inputs):
+            demanded = Launch(chosen).layouts
             if name in demanded:
                 yield demanded[name]
 
 
-def _converted(
-    step: Step, candidate: Candidate, layouts: dict[str, str], loose: frozenset[str]
-) -> Launch:
-    plain = Launch(step, candidate)
-    demanded = plain.layouts
-    free = loose & plain.family.reads_loose(plain.parts, candidate.config)
+def _converted(chosen: ResolvedStep, layouts: dict[str, str], loose: frozenset[str]) -> Launch:
+    step, demanded = chosen.step, Launch(chosen).layouts
+    free = loose & chosen.family.reads_loose(chosen.parts, chosen.config)
     renamed: dict[str, str] = {}
     conversions = []
     for name, type_ in step.inputs:
@@ -185,4 +190,4 @@ def _converted(
                 layouts[renamed[name]] = layout
                 conversions.append(Conversion(name, renamed[name], layout))
     left = loose.intersection(name for name, _ in step.outputs)
-    return Launch(step.renamed(renamed), candidate, tuple(conversions), left)
+    return Launch(chosen.renamed(renamed), tuple(conversions), left)

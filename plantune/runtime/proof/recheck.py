@@ -20,7 +20,7 @@ from plantune.errors import WrongResult
 from plantune.graph.graph import Graph
 from plantune.graph.layouts import HOST_MEMORY
 from plantune.graph.tracing.arguments import Arguments
-from plantune.plans.plan import Plan
+from plantune.plans.checked_plan import CheckedPlan
 from plantune.runtime.captured.stock import device_of
 from plantune.runtime.program.program import Program
 from plantune.runtime.proof.cases import SEED, Called, Case, judgeable, moving, near
@@ -38,7 +38,6 @@ from plantune.runtime.proof.distances import (
 )
 from plantune.runtime.proof.roundings import is_wide, other_roundings
 from plantune.runtime.watched.copies import copied
-from plantune.space.search_space import SearchSpace
 
 # A framework that rounds luckily is not held against the plan: what is wrong is wrong on each draw.
 DRAWS = 3
@@ -56,9 +55,7 @@ MOST_JUMP = 1e-2
 
 
 def recheck(
-    graph: Graph,
-    plan: Plan,
-    space: SearchSpace,
+    checked: CheckedPlan,
     module: nn.Module,
     otherwise: torch.device = HOST_MEMORY,
     arguments: Arguments | None = None,
@@ -72,13 +69,13 @@ def recheck(
     random numbers are drawn, the graph's ops run in its place, one by one and from the same state
     of torch's generator: of the same numbers the plan must make the same.
     """
-    device = device_of(module, otherwise)
+    device, graph = device_of(module, otherwise), checked.graph
     call = arguments or Arguments(tuple(type_ for _, type_ in graph.inputs))
     # Of its own, so that loading a model moves no random number of the user's.
     random, roundings = (torch.Generator(device).manual_seed(seed) for seed in range(2))
     with _plainly(device), kept_numbers(device):
         network = Called(copied(module), call)
-        program = Program(graph, plan, space, device)
+        program = Program(checked, device)
         found: Distances = {}
         excused: Distances = {}
         for draw in range(1, MOST_DRAWS + 1):
@@ -96,8 +93,9 @@ def recheck(
             if draw >= DRAWS and any(map(_is_surely_wrong, wrong.items())):
                 break
     what, first = next(iter(wrong.items()))
-    text = f"{what} is off by {first.ours:.3g} of its size, allowed {first.bound:.3g}"
-    raise WrongResult(f"the plan for {plan.problem.network}: {text}", first.ours, first.bound)
+    off = f"{what} is off by {first.ours:.3g} of its size, allowed {first.bound:.3g}"
+    text = f"the plan for {checked.plan.problem.network}: {off}"
+    raise WrongResult(text, first.ours, first.bound)
 
 
 def _excused(

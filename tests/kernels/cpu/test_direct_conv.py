@@ -10,6 +10,7 @@ from plantune.kernels.build import build
 from plantune.kernels.cpu.direct import panels
 from plantune.kernels.families.direct_conv import FAMILY
 from plantune.kernels.family import Candidate
+from plantune.kernels.registry import resolve
 from plantune.measure.threads import threads
 
 from ..convolutions import WHOLE_END, conv
@@ -93,7 +94,7 @@ def test_a_guess_leaves_few_channels_and_few_outputs_to_others(step_of):
 @pytest.mark.parametrize("outputs", [1, 16, 17, 40, 64, 65, 96, 100, 512])
 def test_panels_hold_each_weight_once_and_zeros_after_the_last_output(step_of, space, outputs):
     step = step_of(conv(x=(1, 8, 4, 4), outputs=outputs))
-    width = build(step, CANDIDATE, space.arch).width(outputs)
+    width = build(resolve(step, CANDIDATE), space.arch).width(outputs)
     weight = torch.randn(outputs, 8, 3, 3)
     packed = panels(weight, width)
     assert packed.shape == (-(-outputs // width), 9, 8, width)
@@ -103,7 +104,7 @@ def test_panels_hold_each_weight_once_and_zeros_after_the_last_output(step_of, s
 
 
 def test_panels_leave_as_few_lanes_empty_as_any_do_and_are_wide(step_of, space):
-    width = build(step_of(conv()), CANDIDATE, space.arch).width
+    width = build(resolve(step_of(conv()), CANDIDATE), space.arch).width
     lanes = width(1)
     panels_of = {outputs: width(outputs * lanes) // lanes for outputs in range(1, 10)}
     assert panels_of == {1: 1, 2: 2, 3: 1, 4: 4, 5: 1, 6: 2, 7: 1, 8: 4, 9: 1}

@@ -15,6 +15,7 @@ from torch import nn
 
 from plantune import optimize
 from plantune.graph.fusions import fusions_named
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import Preference, compose
 from plantune.runtime.program.program import Program
 
@@ -38,7 +39,7 @@ class Tiled:
             preferences=(Preference("winograd", {"layout": "nhwc"}),),
         )
         assert {choice.candidate.family for choice in plan.choices} == {"winograd"}
-        self.program = Program(graph, plan, space)
+        self.program = Program(check_plan(plan, graph, space))
 
     def __call__(self):
         """The tiles' result, the framework's, and the one without overflow."""

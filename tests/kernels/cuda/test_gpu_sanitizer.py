@@ -66,7 +66,7 @@ step, best = next(of_networks(), None) or next(
 if step is None:
     sys.exit("no step")
 if sys.argv[2] == "racecheck":
-    TimedStep(step, best, space.arch).launch()
+    TimedStep(resolve(step, best), space.arch).launch()
     torch.cuda.synchronize()
 else:
     check(step, best, space)

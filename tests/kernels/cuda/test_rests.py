@@ -13,8 +13,8 @@ from plantune.graph.types import TensorType
 from plantune.kernels.cuda import launcher
 from plantune.kernels.family import Frame
 from plantune.models.registry import network
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import hand_plan
-from plantune.plans.plan import check_plan
 from plantune.runtime.program.schedule import make_schedule
 from plantune.space.search_space import load_search_space
 
@@ -26,7 +26,7 @@ def launches():
     model = network("se_resnet9_fixup").build(3).half()
     graph = differentiate(extract(model, TensorType((2048, 3, 64, 64), "float16")))
     plan = hand_plan(graph, space, network="test")
-    return make_schedule(graph, plan, check_plan(plan, graph, space)).launches
+    return make_schedule(check_plan(plan, graph, space)).launches
 
 
 def test_they_make_gradients_of_weights_alone(launches):

@@ -17,7 +17,7 @@ from plantune.graph.step import Step
 from plantune.kernels.build import build_all
 from plantune.kernels.cuda.cuda_family import CudaFamily
 from plantune.kernels.family import Candidate
-from plantune.kernels.registry import why_not
+from plantune.kernels.registry import resolve, why_not
 from plantune.measure.numerics import Numerics, check
 from plantune.measure.trial import NUMBERS, Trial
 from plantune.space.arch import ARCH_NAMES, Arch, load_arch
@@ -98,7 +98,7 @@ def assert_digits_kept(
     step: Step, candidate: Candidate, space: SearchSpace, exact: Callable[[Tensor], Tensor]
 ) -> None:
     """That a norm of numbers far from zero is as exact as the floats beside their mean."""
-    trial = Trial(step, candidate, space.arch)
+    trial = Trial(resolve(step, candidate), space.arch)
     x = torch.randn(step.inputs[0][1].shape, device="cuda") + 1e4
     trial.put_data({"x0": x})
     got = trial.run("run", NUMBERS)[step.outputs[0][0]]
@@ -177,7 +177,7 @@ def assert_legal_configs_right(
         given = family.configs(gpu_space) if configs is None else configs
         wanted = [Candidate(family.name, config) for config in given]
         wanted = [each for each in wanted if why_not(step, each, gpu_space) is None]
-        build_all([(step, candidate) for candidate in wanted], gpu_space.arch)
+        build_all([resolve(step, candidate) for candidate in wanted], gpu_space.arch)
         for candidate in wanted:
             assert_right(step, candidate, gpu_space)
 

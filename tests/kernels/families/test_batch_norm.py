@@ -8,7 +8,7 @@ import torch
 from plantune.base.canonical import Attrs
 from plantune.kernels.families import batch_norm, batch_norm_grad
 from plantune.kernels.family import Candidate
-from plantune.kernels.registry import why_not
+from plantune.kernels.registry import resolve, why_not
 from plantune.measure.trial import NUMBERS, Trial
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
@@ -222,7 +222,7 @@ class TestOnTheGpu:
         step = step_of(norm((16, 16, 30, 30)), "float32")
         slices = 4 if launches == 2 else 1
         candidate = Candidate("batch_norm", config(1, 256, slices, launches))
-        trial = Trial(step, candidate, gpu_space.arch)
+        trial = Trial(resolve(step, candidate), gpu_space.arch)
         x = torch.randn(16, 16, 30, 30, device="cuda") + 1e4
         ones, zeros = (torch.full((16,), value, device="cuda") for value in (1.0, 0.0))
         trial.put_constants({"w0": ones, "w1": zeros})

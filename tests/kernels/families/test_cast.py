@@ -11,6 +11,7 @@ from plantune.base.canonical import Attrs
 from plantune.graph.layouts import MEMORY_FORMATS
 from plantune.kernels.families.cast import FAMILY
 from plantune.kernels.family import Candidate
+from plantune.kernels.registry import resolve
 from plantune.measure.trial import NUMBERS, Trial
 from plantune.space.arch import load_arch
 
@@ -115,7 +116,7 @@ class TestOnTheGpu:
             for at, value in enumerate((float("inf"), float("-inf"), float("nan"), 0.0)):
                 flat[at % flat.numel()] = value
         for config in configs(step):
-            trial = Trial(step, Candidate("cast", config), gpu_space.arch)
+            trial = Trial(resolve(step, Candidate("cast", config)), gpu_space.arch)
             trial.put_data({"x0": x})
             (got,) = trial.run("run", NUMBERS).values()
             exact = x.to(getattr(torch, result)).to(got)

@@ -17,8 +17,8 @@ from plantune.kernels.hopper.launch import images_read, placing, placing_bytes
 from plantune.kernels.hopper.tiles import Box, conv_shape, copied_pixels, dense_box, reused_box
 from plantune.kernels.patterns.epilogue import conv_epilogue
 from plantune.kernels.registry import why_not
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import guessed_plan
-from plantune.plans.plan import check_plan
 from plantune.runtime.program.schedule import make_schedule
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
@@ -246,7 +246,7 @@ def test_a_programs_own_images_need_no_room_for_copies(graph_of):
 
     graph = graph_of(emit, "float16")
     plan = guessed_plan(graph, SPACE, network="test")
-    first, second = make_schedule(graph, plan, check_plan(plan, graph, SPACE)).launches
+    first, second = make_schedule(check_plan(plan, graph, SPACE)).launches
     assert {launch.family.name for launch in (first, second)} == {"hopper_conv"}
     assert first.workspace_bytes == aligned(graph.types["x"].size_bytes)
     assert second.workspace_bytes == 0

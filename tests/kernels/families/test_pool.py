@@ -10,6 +10,7 @@ import torch
 from plantune.base.canonical import Attrs
 from plantune.kernels.families.pool import FAMILY
 from plantune.kernels.family import Candidate
+from plantune.kernels.registry import resolve
 from plantune.measure.trial import NUMBERS, Trial
 
 from .contract import Contract
@@ -84,7 +85,8 @@ def test_of_nan_and_equals_the_place_is_that_of_torch(step_of, gpu_space, op, la
     x = torch.randint(3, (1, 8, 6, 6), device="cuda").half()
     x[0, 1, 2, 2] = x[0, 2, 1, 1] = x[0, 2, 2, 2] = math.nan
     x[0, 3] = -math.inf
-    trial = Trial(step, Candidate("pool", Attrs(layout=layout, threads=128)), gpu_space.arch)
+    candidate = Candidate("pool", Attrs(layout=layout, threads=128))
+    trial = Trial(resolve(step, candidate), gpu_space.arch)
     trial.put_data({"x0": x})
     got = trial.run("run", NUMBERS)
     exact = step.evaluate({"x0": x})

@@ -33,7 +33,7 @@ from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.tracing.arguments import Arguments
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
-from plantune.kernels.registry import all_families, candidates
+from plantune.kernels.registry import all_families, candidates, resolve
 from plantune.measure import roofline
 from plantune.measure.limits import rejection
 from plantune.measure.programs import draw_values
@@ -46,8 +46,9 @@ from plantune.measure.worker.child import _answer
 from plantune.measure.worker.client import Limits, Worker
 from plantune.measure.worker.worker_process import _described
 from plantune.models.registry import network
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import COMPILED, CPU_PREFERENCES, compose, default_plan, hand_plan
-from plantune.plans.plan import Plan, check_plan
+from plantune.plans.plan import Plan
 from plantune.plans.problem import Problem
 from plantune.plans.workload import Workload
 from plantune.runtime.module import TunedModule
@@ -284,13 +285,13 @@ def test_work_takes_time_and_a_view_none(step_of, space):
         )
     )
     for candidate in candidates(product, space):
-        assert roofline.least_us(product, candidate, CPU) > 1
+        assert roofline.least_us(resolve(product, candidate), CPU) > 1
     reshape = step_of(
         lambda b: b.emit("reshape", b.input("x", TensorType((1024, 1024))), shape=(1 << 20,))
     )
     framework = Candidate("framework", Attrs(layout="nchw"))
-    assert roofline.least_us(reshape, Candidate("view", Attrs()), CPU) == 0
-    assert roofline.least_us(reshape, framework, CPU) > 0
+    assert roofline.least_us(resolve(reshape, Candidate("view", Attrs())), CPU) == 0
+    assert roofline.least_us(resolve(reshape, framework), CPU) > 0
 
 
 def test_a_peak_that_was_disturbed_is_measured_again_and_the_best_one_counts(monkeypatch):
@@ -311,11 +312,11 @@ def test_kernels_are_timed_on_memory_as_a_program_gives_it(space):
     """Every candidate of every step of the small network runs again and again."""
     graph = small()
     plan = hand_plan(graph, space, network="small", without=COMPILED)
-    for step in check_plan(plan, graph, space):
+    for step in check_plan(plan, graph, space).partition:
         for candidate in candidates(step, space):
             if candidate.family in ("inductor", "winograd"):
                 continue
-            timed = TimedStep(step, candidate, space.arch)
+            timed = TimedStep(resolve(step, candidate), space.arch)
             for _ in range(3):
                 timed.launch()
             for name, type_ in step.inputs:

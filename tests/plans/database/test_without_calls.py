@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from plantune.graph.graph import Graph
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.exports import export_plans, import_plans
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.plan_file import PlanFile, read_plan_file
 from plantune.plans.database.rows import StoredPlan
 from plantune.plans.database.stored import find_stored_plan
-from plantune.plans.plan import Plan, check_plan, is_for, named_as
+from plantune.plans.plan import Plan, is_for, named_as
 from plantune.plans.workload import Workload
 from plantune.space.search_space import load_search_space
 

@@ -17,11 +17,12 @@ from plantune.base.canonical import Attrs
 from plantune.base.outcome import Measured, Rejected
 from plantune.base.paths import database_path
 from plantune.devices.machine import Environment
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.exports import export_plans, import_plans
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.plan_file import PlanFile, read_plan_file
 from plantune.plans.database.stored import find_stored_plan
-from plantune.plans.plan import Plan, check_plan, is_for, named_as
+from plantune.plans.plan import Plan, is_for, named_as
 from plantune.plans.written_words import FRAMEWORK, GUESS, MEASURED
 from plantune.runtime.calls.choose import LosingPlan
 from plantune.space.search_space import load_search_space

@@ -23,10 +23,11 @@ from plantune.base.outcome import Measured, Outcome, Rejected
 from plantune.devices.machine import Environment
 from plantune.graph.graph import Graph
 from plantune.kernels.family import Candidate
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.exports import export_plans
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.guess import COMPILED, default_plan, guessed_plan, hand_plan
-from plantune.plans.plan import Plan, check_plan
+from plantune.plans.plan import Plan
 from plantune.plans.problem import Problem
 from plantune.plans.step_times import StepTimes
 from plantune.plans.workload import Workload
@@ -141,7 +142,7 @@ def trials_of(entry: Entry) -> list[tuple[str, Candidate, Outcome]]:
     graph, _ = entry.sought
     space = load_search_space(entry.arch)
     plan = hand_plan(graph, space, network="Net", without=COMPILED)
-    first, other, *_ = check_plan(plan, graph, space)
+    first, other, *_ = check_plan(plan, graph, space).partition
     timed = Measured(3.5, 3.25, 4.0, 20, 1e-7, 1e-6, True)
     chosen = plan.choices[0].candidate
     found: list[tuple[str, Candidate, Outcome]] = [(first.signature, chosen, timed)]

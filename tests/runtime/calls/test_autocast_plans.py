@@ -18,7 +18,6 @@ from plantune.graph.tracing.autocast import casts
 from plantune.graph.tracing.extract import extract_with_outputs
 from plantune.runtime.proof.recheck import recheck
 from plantune.runtime.watched.copies import copied
-from plantune.space.search_space import load_search_space
 
 # Of the default plan's, which the tests let run in place of eager.
 PLANNED = "planned"
@@ -186,8 +185,7 @@ def test_its_plan_is_proved_against_autocasts_own_result(module, x):
         model(x)
     (kept,) = (p for p in model._calls._kinds.all_kept() if p.under_autocast)
     (call,) = (kind[0] for kind, p in model._calls._kinds.form.kept.items() if p is kept)
-    space = load_search_space("cpu")
-    recheck(kept.stock.graph, kept.stock.plan, space, module, arguments=call.arguments)
+    recheck(kept.stock.checked, module, arguments=call.arguments)
 
 
 def test_autocast_for_another_kind_of_device_changes_nothing(module, x, close):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from plantune import optimize
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import default_plan, framework_plans
 from plantune.runtime.calls import consistent
 from plantune.runtime.calls.consistent import InconsistentPlans, transferred
@@ -70,7 +71,7 @@ def test_the_backward_pass_is_that_of_the_own_plan(policy, frames):
     )
     leader = default_plan(large, space, network="leader")
     own = framework_plans(small, space, network="own")[1]
-    made = transferred(leader, own, small, space)
+    made = transferred(leader, check_plan(own, small, space)).plan
     forward = {node.name for node in small.nodes[: small.backward_from]}
     for choice in made.choices:
         of = leader if choice.nodes[0] in forward else own

@@ -58,9 +58,9 @@ def proved(monkeypatch):
     """The plans that are proved from now on."""
     plans, recheck = [], choose.recheck
 
-    def note(graph, plan, *arguments):
-        plans.append(plan)
-        recheck(graph, plan, *arguments)
+    def note(checked, *arguments):
+        plans.append(checked.plan)
+        recheck(checked, *arguments)
 
     monkeypatch.setattr(choose, "recheck", note)
     return plans

@@ -17,6 +17,7 @@ from plantune.devices.cuda.recording import Recording
 from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import default_plan
 from plantune.runtime.captured import captured_program as captured
 from plantune.runtime.captured import current_gpu, recorder, stock
@@ -179,7 +180,7 @@ def program_of(module, train=False, frozen=False):
         graph = differentiate(graph, [name for name, _ in module.named_parameters()])
     space = load_search_space("cpu")
     plan = default_plan(graph, space, network="normed")
-    program = CapturedProgram(graph, plan, space, CPU, frozen=frozen)
+    program = CapturedProgram(check_plan(plan, graph, space), CPU, frozen=frozen)
     program.refresh(state_of(module))
     return program
 
@@ -204,8 +205,8 @@ def captured_modules(captures, monkeypatch):
     monkeypatch.setattr(stock, "program_on", captured_on)
 
 
-def captured_on(device, graph, plan, space, *, frozen=False):
-    return CapturedProgram(graph, plan, space, device, frozen=frozen)
+def captured_on(device, checked, *, frozen=False):
+    return CapturedProgram(checked, device, frozen=frozen)
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from torch import nn
 
 from plantune import optimize
 from plantune.devices.cuda.capture import no_collection
-from plantune.kernels import build
 from plantune.runtime.calls import choose
 from plantune.runtime.captured.captured_program import CapturedProgram
+from plantune.runtime.program import program as program_module
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,7 @@ def test_after_three_calls_nothing_is_captured_built_or_kept(captures, monkeypat
         return len(captures), held, len(gc.get_objects())
 
     calls(3)
-    monkeypatch.setattr(build, "family_named", built.append)
+    monkeypatch.setattr(program_module, "build", lambda *given: built.append(given))
     before = kept()
     calls(200)
     *same, objects = kept()

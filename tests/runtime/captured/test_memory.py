@@ -11,6 +11,7 @@ from torch import nn
 from plantune.base.canonical import Attrs
 from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import default_plan
 from plantune.runtime.captured.captured_program import program_on
 from plantune.runtime.program.program import Program
@@ -60,7 +61,9 @@ class TestInputs:
     def test_without_elements_nothing_is_captured(self, module):
         graph = extract(module.eval(), TensorType((0, *SHAPE[1:])))
         space = load_search_space("cpu")
-        program = program_on(CPU, graph, default_plan(graph, space, network="none"), space)
+        program = program_on(
+            CPU, check_plan(default_plan(graph, space, network="none"), graph, space)
+        )
         assert type(program) is Program
 
 

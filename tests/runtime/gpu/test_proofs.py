@@ -13,6 +13,7 @@ from plantune import optimize
 from plantune.devices.machine import arch_of
 from plantune.errors import WrongResult
 from plantune.kernels import torch_ops
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import default_plan
 from plantune.runtime.calls.choose import PredictedPlan
 from plantune.runtime.proof import cases, recheck
@@ -50,7 +51,7 @@ def test_training_under_wide_norms(
         graph = optimize(net, x, mode="train").stock().graph
     space = load_search_space(arch_of(x.device))
     plan = default_plan(graph, space, network="wide norms")
-    recheck.recheck(graph, plan, space, net)
+    recheck.recheck(check_plan(plan, graph, space), net)
     assert seen == {width}
 
     def write(node: Any, y: torch.Tensor) -> Any:
@@ -58,4 +59,4 @@ def test_training_under_wide_norms(
 
     monkeypatch.setitem(torch_ops.WRITERS, "relu", write)
     with pytest.raises(WrongResult, match="is off by"):
-        recheck.recheck(graph, plan, space, net)
+        recheck.recheck(check_plan(plan, graph, space), net)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from plantune.graph.graph import Graph
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.plan import Plan
 from plantune.runtime.program import memory_plan as memory_module
 from plantune.runtime.program import program as program_module
@@ -72,20 +73,19 @@ class PoisonedProgram(Program):
         self._live = Liveness((), (), ())
         if lanes is not None:
             plan = replace(plan, branches=True)
+        checked = check_plan(plan, graph, space)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(program_module, "liveness", self._recorded)
             if lanes is not None:
                 patch.setattr(program_module, "Lanes", lanes)
-            super().__init__(graph, plan, space)
+            super().__init__(checked)
 
     def _recorded(self, schedule: Schedule, branches: Iterable[Branch], *, seeds: bool) -> Liveness:
         self._live = memory_module.liveness(schedule, branches, seeds=seeds)
         return self._live
 
-    def _calls(
-        self, launch: Launch, space: SearchSpace, drops: Sequence[str] = ()
-    ) -> list[Callable[[], None]]:
-        calls = super()._calls(launch, space)
+    def _calls(self, launch: Launch, drops: Sequence[str] = ()) -> list[Callable[[], None]]:
+        calls = super()._calls(launch)
         if launch.step.phase == "refresh":
             return calls
         when, self._when = self._when, self._when + 1

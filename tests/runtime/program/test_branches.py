@@ -7,8 +7,8 @@ import pytest
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.types import TensorType
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import default_plan
-from plantune.plans.plan import check_plan
 from plantune.runtime.program import branches as module
 from plantune.runtime.program.branches import REACH, Branch, branches_of
 from plantune.runtime.program.memory_plan import Lifetime, liveness, passes
@@ -30,7 +30,7 @@ def scheduled(space):
         if differentiated:
             graph = differentiate(graph, ["x", *(name for name, _ in graph.parameters)])
         plan = default_plan(graph, space, network="test")
-        return make_schedule(graph, plan, check_plan(plan, graph, space))
+        return make_schedule(check_plan(plan, graph, space))
 
     return make
 
@@ -143,7 +143,7 @@ def test_a_conversion_counts_as_what_its_launch_makes(case_of, space):
     """Whoever reads it later waits for the branch that it is made in."""
     made = 0
     for case in (case_of(seed, mode) for seed in range(25) for mode in ("train", "eval", "infer")):
-        schedule = make_schedule(case.graph, case.plan, check_plan(case.plan, case.graph, space))
+        schedule = make_schedule(check_plan(case.plan, case.graph, space))
         launches = passes(schedule)
         for branch in branches_of(schedule):
             launch = launches[branch.launch]

@@ -9,8 +9,8 @@ from torch import nn
 from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import default_plan
-from plantune.plans.plan import check_plan
 from plantune.runtime.program.left_out import without_counters
 from plantune.runtime.program.program import Program
 from plantune.space.search_space import load_search_space
@@ -55,7 +55,7 @@ def test_those_that_a_pass_only_adds_to_are_no_steps(made):
 def test_both_together_count_as_the_module(made):
     module, graph, plan = made
     fewer, shorter, counters = without_counters(graph, plan)
-    program = Program(fewer, shorter, CPU)
+    program = Program(check_plan(shorter, fewer, CPU))
     program.refresh({**dict(module.named_parameters()), **dict(module.named_buffers())})
     for _ in range(3):
         program.forward(torch.randn(4, 3, 5, 5))

@@ -18,6 +18,7 @@ from plantune.kernels.patterns import epilogue as epilogue_module
 from plantune.kernels.patterns.epilogue import ConvEpilogue
 from plantune.kernels.registry import candidates
 from plantune.measure.numerics import check
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import Preference, compose
 from plantune.runtime.program.program import Program
 
@@ -148,7 +149,7 @@ def breaks(case_of, space, why_wrong):
         plan = compose(
             case.graph, space, network="", fusions=all_fusions(), preferences=PREFERENCES
         )
-        program = Program(case.graph, plan, space)
+        program = Program(check_plan(plan, case.graph, space))
         try:
             return why_wrong(case, case.run(program)) is not None
         except RuntimeError:

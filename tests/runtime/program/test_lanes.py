@@ -13,8 +13,8 @@ from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.models.se_resnet9 import SEResNet9Fixup
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import hand_plan
-from plantune.plans.plan import check_plan
 from plantune.runtime.program import branches as module
 from plantune.runtime.program.branches import Branch, Lanes, branches_of
 from plantune.runtime.program.program import Program
@@ -216,7 +216,7 @@ class Passes:
     @torch.no_grad()
     def results(self, branches, captured):
         plan = replace(self.plan, branches=branches)
-        program = Program(self.graph, plan, self.space, GPU)
+        program = Program(check_plan(plan, self.graph, self.space), GPU)
         program.refresh(self.state)
         for name, type_ in (*self.graph.inputs, *self.graph.output_gradients):
             program.values[name] = torch.full(type_.shape, 0.125, dtype=torch.float16, device=GPU)
@@ -249,8 +249,8 @@ class Passes:
 def test_a_network_with_branches_gives_the_same_bits(mode, batch):
     """Eagerly and captured, on other images in each pass, the passes close behind each other."""
     passes = Passes(batch, mode)
-    steps = check_plan(passes.plan, passes.graph, passes.space)
-    assert branches_of(make_schedule(passes.graph, passes.plan, steps))
+    checked = check_plan(passes.plan, passes.graph, passes.space)
+    assert branches_of(make_schedule(checked))
     with torch.backends.cudnn.flags(enabled=True, deterministic=True):
         wanted = passes.results(branches=False, captured=False)
         for captured in (False, True):

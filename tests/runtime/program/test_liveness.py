@@ -14,8 +14,9 @@ from plantune.graph.layouts import aligned
 from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import default_plan
-from plantune.plans.plan import Choice, check_plan
+from plantune.plans.plan import Choice
 from plantune.runtime.program import memory_plan as module
 from plantune.runtime.program.memory_plan import Lifetime, _Uses, liveness, plan_memory
 from plantune.runtime.program.schedule import make_schedule
@@ -38,7 +39,7 @@ def lives(space):
         plan = default_plan(graph, space, network="test")
         choices = [Choice(c.nodes, changed.get(c.nodes[0], c.candidate)) for c in plan.choices]
         plan = replace(plan, choices=tuple(choices))
-        return liveness(make_schedule(graph, plan, check_plan(plan, graph, space)))
+        return liveness(make_schedule(check_plan(plan, graph, space)))
 
     return make
 
@@ -137,7 +138,7 @@ def test_a_workspace_lives_during_its_launch(space):
         Choice(("relu_2",), framework),
     )
     plan = replace(plan, choices=choices)
-    live = liveness(make_schedule(graph, plan, check_plan(plan, graph, space)))
+    live = liveness(make_schedule(check_plan(plan, graph, space)))
     assert Lifetime("workspace of affine", aligned(BYTES), 1, 1) in live.buffers
 
 
@@ -173,7 +174,7 @@ def test_a_backward_pass_takes_the_memory_that_it_leaves(space):
 
     graph = differentiate(made_by(emit))
     plan = default_plan(graph, space, network="test")
-    live = liveness(make_schedule(graph, plan, check_plan(plan, graph, space)))
+    live = liveness(make_schedule(check_plan(plan, graph, space)))
     kept = sum(aligned(b.size_bytes) for b in live.buffers if b.name in live.spent)
     assert len(live.spent) == 8
     assert plan_memory(live.buffers).size_bytes == kept + aligned(BYTES)
@@ -188,7 +189,7 @@ def test_gradients_of_outputs_have_a_place_from_the_backward_pass_on(space):
 
     graph = differentiate(made_by(emit))
     plan = default_plan(graph, space, network="test")
-    schedule = make_schedule(graph, plan, check_plan(plan, graph, space))
+    schedule = make_schedule(check_plan(plan, graph, space))
     ((seed, _),) = graph.output_gradients
     plain, live = liveness(schedule), liveness(schedule, seeds=True)
     readers = [i for i, node in enumerate(graph.nodes) if seed in node.inputs]

@@ -14,8 +14,8 @@ from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.weights.pitch import pitch_of
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import Preference, compose, default_plan, hand_plan
-from plantune.plans.plan import check_plan
 from plantune.runtime.program.program import Program
 from plantune.runtime.program.schedule import make_schedule
 from plantune.space.search_space import load_search_space
@@ -87,7 +87,7 @@ def all_sources(graph):
 def loose_of(graph, plan, space) -> dict[str, str]:
     """Each op of which something is left as torch makes it, with the ops that it is a view of."""
     ops = {value: node.op for node in graph.nodes for value in node.outputs}
-    launches = make_schedule(graph, plan, check_plan(plan, graph, space)).launches
+    launches = make_schedule(check_plan(plan, graph, space)).launches
     return {
         launch.step.ops[0]: ops.get(launch.aliases.get(name, ""), "")
         for launch in launches
@@ -128,17 +128,14 @@ def test_attention_copies_none_of_its_parts(space):
         "aten.unbind.int": "permute",
         attention: "",
     }
-    schedule = make_schedule(graph, plan, check_plan(plan, graph, space))
+    schedule = make_schedule(check_plan(plan, graph, space))
     assert not any(launch.conversions for launch in schedule.launches)
 
 
 def test_only_the_half_that_a_convolution_reads_is_copied(space):
     _, graph = graph_of("shuffle", "infer")
-    launches = make_schedule(
-        graph,
-        plan := default_plan(graph, space, network="shuffle"),
-        check_plan(plan, graph, space),
-    ).launches
+    plan = default_plan(graph, space, network="shuffle")
+    launches = make_schedule(check_plan(plan, graph, space)).launches
     chunk = next(launch for launch in launches if launch.step.ops == ("aten.chunk.default",))
     assert chunk.loose == {"aten.chunk.default"}
     assert chunk.aliases == {"aten.chunk.default": "affine"}
@@ -148,7 +145,7 @@ def test_outputs_may_be_views_of_which_callers_get_copies(space):
     _, graph = graph_of("slices", "infer")
     plan = default_plan(graph, space, network="slices")
     assert "aten.select.int" in loose_of(graph, plan, space)
-    program = Program(graph, plan, space)
+    program = Program(check_plan(plan, graph, space))
     program.refresh({})
     found = program.forward(x := torch.randn(2, 4, 3))
     assert all(y.is_contiguous() for y in found)
@@ -169,7 +166,7 @@ def test_what_is_permuted_last_is_never_moved(space, layout):
     views = Preference("view"), Preference("framework", {"layout": layout})
     plan = compose(graph, space, network="pixels", fusions=(), preferences=views)
     assert [choice.candidate.family for choice in plan.choices][-1] == "view"
-    last = make_schedule(graph, plan, check_plan(plan, graph, space)).launches[-1]
+    last = make_schedule(check_plan(plan, graph, space)).launches[-1]
     assert (last.step.ops, last.conversions) == (("permute",), ())
     assert last.loose == last.aliases.keys() == {*graph.outputs}
 
@@ -189,7 +186,7 @@ def test_a_slice_is_copied_where_the_layout_that_is_asked_for_moves_nothing(spac
     )
     plan = compose(graph, space, network="half", fusions=(), preferences=preferences)
     assert "gemm" in {choice.candidate.family for choice in plan.choices}
-    program = Program(graph, plan, space)
+    program = Program(check_plan(plan, graph, space))
     program.refresh(dict(module.named_parameters()))
     x = torch.randn(2, 1, 4, 3)
     torch.testing.assert_close(program.forward(x)[0], module(x).detach())
@@ -212,7 +209,7 @@ def test_what_buffers_and_gradients_become_is_dense(space):
     module = Turned()
     graph = differentiate(extract(module, TensorType((3, 4)), fold=False), ["x"])
     plan = default_plan(graph, space, network="turned")
-    schedule = make_schedule(graph, plan, check_plan(plan, graph, space))
+    schedule = make_schedule(check_plan(plan, graph, space))
     loose = {name for launch in schedule.launches for name in launch.loose}
     assert loose.isdisjoint(value for _, value in (*graph.updates, *graph.gradients))
 
@@ -243,7 +240,7 @@ def test_kernels_read_slices_of_channels_in_place():
     graph = extract(Dual().half().eval(), TensorType((2, 16, 8, 8), "float16", "nhwc"))
     space = load_search_space("sm90")
     plan = hand_plan(graph, space, network="dual")
-    launches = make_schedule(graph, plan, check_plan(plan, graph, space)).launches
+    launches = make_schedule(check_plan(plan, graph, space)).launches
     families = {launch.step.ops[0]: launch.candidate.family for launch in launches}
     assert families["aten.cat.default"] == "concat"
     assert families["add"] == "pointwise"

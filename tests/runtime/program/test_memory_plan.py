@@ -10,8 +10,8 @@ from plantune.graph.layouts import ALIGNMENT_BYTES, aligned
 from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.models.se_resnet9 import se_resnet9_fixup
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import default_plan
-from plantune.plans.plan import check_plan
 from plantune.runtime.program import memory_plan as module
 from plantune.runtime.program.memory_plan import Lifetime, liveness, plan_memory
 from plantune.runtime.program.schedule import make_schedule
@@ -119,8 +119,8 @@ def test_real_networks_need_little_more_than_their_peak(case_of, space):
     ratios = []
     for seed, mode in itertools.product(range(10), ("infer", "eval", "train")):
         case = case_of(seed, mode)
-        steps = check_plan(case.plan, case.graph, space)
-        buffers = liveness(make_schedule(case.graph, case.plan, steps)).buffers
+        checked = check_plan(case.plan, case.graph, space)
+        buffers = liveness(make_schedule(checked)).buffers
         ratios.append(plan_memory(buffers).size_bytes / peak_bytes(buffers))
     assert max(ratios) <= 1.5
     assert sum(ratios) / len(ratios) <= 1.05
@@ -129,7 +129,7 @@ def test_real_networks_need_little_more_than_their_peak(case_of, space):
 def test_se_resnet9_reuses_memory(space):
     graph = extract(se_resnet9_fixup().eval(), TensorType((2, 3, 64, 64)))
     plan = default_plan(graph, space, network="se_resnet9_fixup")
-    buffers = liveness(make_schedule(graph, plan, check_plan(plan, graph, space))).buffers
+    buffers = liveness(make_schedule(check_plan(plan, graph, space))).buffers
     size = plan_memory(buffers).size_bytes
     assert size == peak_bytes(buffers)
     assert size < sum(b.size_bytes for b in buffers) / 5

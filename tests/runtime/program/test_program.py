@@ -17,6 +17,7 @@ from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.registry import family_named
 from plantune.models.se_resnet9 import se_resnet9_fixup
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import Preference, compose, default_plan
 from plantune.runtime.program.program import Program
 
@@ -46,7 +47,8 @@ def trained(network):
 @pytest.fixture
 def program_of(space):
     def make(graph, plan=None, module=None):
-        program = Program(graph, plan or default_plan(graph, space, network="test"), space)
+        plan = plan or default_plan(graph, space, network="test")
+        program = Program(check_plan(plan, graph, space))
         if module is not None:
             program.refresh(state_of(module))
         return program
@@ -104,7 +106,7 @@ def test_backward_twice_gives_the_same(network, trained, program_of):
 def test_results_belong_to_the_caller(case_of, space, seed, mode):
     """Later calls do not change them, and changing them does not change later calls."""
     case = case_of(seed, mode)
-    program = Program(case.graph, case.plan, space)
+    program = Program(check_plan(case.plan, case.graph, space))
     state = case.state()
     program.refresh(state)
     seeds = list(case.output_gradients.values())
@@ -136,7 +138,7 @@ def call(program, x, seeds):
 def test_results_share_no_memory(case_of, space, mode):
     for seed in range(10):
         case = case_of(seed, mode)
-        program = Program(case.graph, case.plan, space)
+        program = Program(check_plan(case.plan, case.graph, space))
         state = case.state()
         program.refresh(state)
         results = call(program, case.x, list(case.output_gradients.values()))
@@ -161,7 +163,7 @@ def test_inputs_and_their_gradients_are_only_read(network, trained, program_of):
 
 def test_running_statistics_are_updated_in_place(case_of, space):
     case = next(c for c in (case_of(seed, "train") for seed in range(25)) if c.graph.updates)
-    program = Program(case.graph, case.plan, space)
+    program = Program(check_plan(case.plan, case.graph, space))
     state = case.state()
     program.refresh(state)
     module = copy.deepcopy(case.module).double()
@@ -175,7 +177,7 @@ def test_running_statistics_are_updated_in_place(case_of, space):
 
 def test_backward_adds_nothing_to_statistics(case_of, space):
     case = next(c for c in (case_of(seed, "train") for seed in range(25)) if c.graph.updates)
-    program = Program(case.graph, case.plan, space)
+    program = Program(check_plan(case.plan, case.graph, space))
     state = case.state()
     program.refresh(state)
     program.forward(case.x)
@@ -232,7 +234,7 @@ def test_weights_may_lie_channels_last(space, program_of):
 def test_a_plan_that_does_not_fit_is_refused(network, trained, space):
     forward = extract(network, BATCH)
     with pytest.raises(InvalidPlan, match="for other layers"):
-        Program(trained, default_plan(forward, space, network="test"), space)
+        Program(check_plan(default_plan(forward, space, network="test"), trained, space))
 
 
 def allocations(call) -> list[int]:
@@ -324,7 +326,7 @@ def test_buffers_stay_where_they_are(case_of, space):
     """Only what kernels adopt may lie elsewhere in another call."""
     for seed in range(10):
         case = case_of(seed, "train")
-        program = Program(case.graph, case.plan, space)
+        program = Program(check_plan(case.plan, case.graph, space))
         program.refresh(case.state())
         seeds = list(case.output_gradients.values())
         call(program, case.x, seeds)
@@ -364,7 +366,7 @@ def test_a_buffer_that_becomes_what_another_was_does_not_get_what_that_becomes(s
     wanted = copy.deepcopy(module)
     graph = extract(module, TensorType((4, 3)))
     assert ("before", "now") in graph.updates
-    program = Program(graph, default_plan(graph, space, network="x"), space)
+    program = Program(check_plan(default_plan(graph, space, network="x"), graph, space))
     program.refresh(dict(module.named_buffers()))
     for _ in range(2):
         x = torch.randn(4, 3)

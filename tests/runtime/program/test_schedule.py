@@ -9,8 +9,8 @@ from plantune.graph.builder import GraphBuilder
 from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import default_plan
-from plantune.plans.plan import check_plan
 from plantune.runtime.program.schedule import Conversion, make_schedule
 
 GEOMETRY = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
@@ -25,7 +25,7 @@ def scheduled(space):
         plan = default_plan(graph, space, network="test")
         choices = (replace(c, candidate=changed.get(c.nodes[0], c.candidate)) for c in plan.choices)
         plan = replace(plan, choices=tuple(choices))
-        return make_schedule(graph, plan, check_plan(plan, graph, space))
+        return make_schedule(check_plan(plan, graph, space))
 
     return make
 

@@ -18,6 +18,7 @@ from plantune.graph.step import Step, make_step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.patterns.channel_affine import ChannelScales, channel_affine_of
+from plantune.kernels.registry import resolve
 from plantune.kernels.weights.constants import Constant, conv_weight, floats, in_rows
 from plantune.runtime.program import weights as weights_module
 from plantune.runtime.program.schedule import Launch, Schedule
@@ -67,7 +68,7 @@ class Run:
         self.graph: Graph = network.builder.build(tuple(outputs))
         steps = [make_step(self.graph, group) for group in network.groups]
         candidate = Candidate("framework", Attrs())
-        self.launches = tuple(Launch(step, candidate, ()) for step in steps)
+        self.launches = tuple(Launch(resolve(step, candidate)) for step in steps)
         # As a program has it: memory for all that a step makes.
         self.values: dict[str, Tensor] = {
             name: torch.full(type_.shape, torch.nan)

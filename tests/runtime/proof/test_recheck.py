@@ -16,6 +16,7 @@ from plantune.devices.machine import cpu_environment
 from plantune.errors import CannotJudge, WrongResult
 from plantune.kernels import torch_ops
 from plantune.models.se_resnet9 import SEResNet9Fixup
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.proofs import remember_proof
 from plantune.plans.guess import hand_plan
@@ -39,7 +40,7 @@ def fixup():
 
 def checked(module, x, mode="infer"):
     stock = optimize(module.train(mode == "train"), x, mode=mode).stock()
-    recheck(stock.graph, stock.plan, SPACE, module.train(mode == "train"))
+    recheck(stock.checked, module.train(mode == "train"))
 
 
 @pytest.fixture
@@ -239,10 +240,10 @@ def test_statistics_that_a_pass_moves_are_proved_too(images, monkeypatch, dtype)
         name = next(name for name, _ in program.graph.updates if "running_var" in name)
         program.values[name].mul_(1.01)
 
-    recheck(stock.graph, stock.plan, SPACE, net)
+    recheck(stock.checked, net)
     monkeypatch.setattr(Program, "run_forward", off)
     with pytest.raises(WrongResult, match=r"the new value of 1\.running_var is off by"):
-        recheck(stock.graph, stock.plan, SPACE, net)
+        recheck(stock.checked, net)
 
 
 def test_a_gradient_that_is_rounding_alone(monkeypatch):
@@ -251,7 +252,7 @@ def test_a_gradient_that_is_rounding_alone(monkeypatch):
     net = nn.Sequential(*module, nn.Conv2d(16, 8, 3), nn.BatchNorm2d(8), nn.SiLU())
     x = torch.randn(16, 3, 16, 16)
     stock = optimize(net, x, mode="train").stock()
-    recheck(stock.graph, hand_plan(stock.graph, SPACE, network="hand"), SPACE, net)
+    recheck(check_plan(hand_plan(stock.graph, SPACE, network="hand"), stock.graph, SPACE), net)
     made = torch_ops.WRITERS["sum"]
 
     def write(node, y):
@@ -260,7 +261,7 @@ def test_a_gradient_that_is_rounding_alone(monkeypatch):
 
     monkeypatch.setitem(torch_ops.WRITERS, "sum", write)
     with pytest.raises(WrongResult, match=r"the gradient of \d\.bias is off"):
-        recheck(stock.graph, stock.plan, SPACE, net)
+        recheck(stock.checked, net)
 
 
 @pytest.mark.parametrize(
@@ -356,7 +357,7 @@ class Shared(nn.Module):
 def test_a_submodule_with_two_names_can_be_proved(mode: str) -> None:
     module = Shared().train(mode == "train")
     stock = optimize(module, torch.randn(3, 4), mode=mode).stock()
-    recheck(stock.graph, stock.plan, SPACE, module)
+    recheck(stock.checked, module)
 
 
 def test_the_reference_is_in_rows_though_its_1x1_filters_are_channels_last() -> None:

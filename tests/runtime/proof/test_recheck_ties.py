@@ -45,7 +45,7 @@ def stock(request, monkeypatch):
     monkeypatch.setitem(torch_ops.WRITERS, "relu_grad", write)
     module = Tie(request.param).train()
     tuned = optimize(module, torch.randn(1, 3), mode="train").stock()
-    return tuned.graph, tuned.plan, SPACE, module
+    return tuned.checked, module
 
 
 def test_a_plan_is_not_blamed_for_what_a_rounding_of_its_input_changes(stock):
@@ -66,7 +66,7 @@ def test_what_no_rounding_changes_stays_wrong(monkeypatch):
     layer = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     tuned = optimize(layer.train(), torch.randn(8, 3), mode="train").stock()
     with pytest.raises(WrongResult, match="the gradient of"):
-        recheck(tuned.graph, tuned.plan, SPACE, layer)
+        recheck(tuned.checked, layer)
 
 
 def test_statistics_are_those_of_one_pass_however_often_the_framework_runs(monkeypatch):
@@ -87,7 +87,7 @@ def test_statistics_are_those_of_one_pass_however_often_the_framework_runs(monke
         patch.setattr(Pooled, "bound", property(lambda self: -1.0))
         patch.setattr(recheck_module, "FAR", math.inf)
         with pytest.raises(WrongResult):
-            recheck(tuned.graph, tuned.plan, SPACE, layer)
+            recheck(tuned.checked, layer)
     assert len(seen) >= recheck_module.AGAIN
     assert max(seen) < 1e-5
 

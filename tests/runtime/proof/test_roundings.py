@@ -11,6 +11,7 @@ from torch import nn
 from plantune import optimize
 from plantune.errors import WrongResult
 from plantune.kernels import torch_ops
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import CHANNELS_LAST, compose, default_plan, hand_plan
 from plantune.runtime.proof import recheck as recheck_module
 from plantune.runtime.proof import roundings
@@ -56,7 +57,7 @@ def channels_last():
     norm, x = nn.Sequential(nn.BatchNorm2d(16), nn.ReLU()).train(), torch.randn(64, 16, 14, 14)
     graph = graph_of(norm, x)
     plan = compose(graph, SPACE, network="norm", preferences=CHANNELS_LAST)
-    return graph, plan, SPACE, norm
+    return check_plan(plan, graph, SPACE), norm
 
 
 def test_the_frameworks_kernels_in_the_other_layout(channels_last):
@@ -73,7 +74,7 @@ def test_where_the_first_bound_holds_nothing_else_is_computed(monkeypatch):
     monkeypatch.setattr(recheck_module, "other_roundings", lambda *given: pytest.fail("asked"))
     layer, x = nn.Linear(3, 4), torch.randn(8, 3)
     graph = graph_of(layer, x)
-    recheck(graph, default_plan(graph, SPACE, network="layer"), SPACE, layer)
+    recheck(check_plan(default_plan(graph, SPACE, network="layer"), graph, SPACE), layer)
 
 
 @pytest.mark.parametrize("plan", ["nchw", "nhwc"])
@@ -83,7 +84,7 @@ def test_a_block_of_one_pixel_whose_gradient_torch_leaves_unwritten(plan):
     graph = graph_of(block, x)
     preferences = CHANNELS_LAST if plan == "nhwc" else ()
     made = compose(graph, SPACE, network="block", preferences=preferences)
-    recheck(graph, made, SPACE, block)
+    recheck(check_plan(made, graph, SPACE), block)
 
 
 def test_winograd_before_a_norm_of_one_pixel():
@@ -92,7 +93,7 @@ def test_winograd_before_a_norm_of_one_pixel():
         nn.Conv2d(16, 16, 3, 1, 1), nn.GroupNorm(8, 16), nn.ReLU(), nn.Conv2d(16, 8, 3, 1, 1)
     ).eval()
     graph = graph_of(layers, torch.randn(2, 16, 1, 1), mode="infer")
-    recheck(graph, hand_plan(graph, SPACE, network="norm"), SPACE, layers)
+    recheck(check_plan(hand_plan(graph, SPACE, network="norm"), graph, SPACE), layers)
 
 
 def test_a_graph_that_is_not_the_networks_excuses_nothing():
@@ -109,7 +110,7 @@ def test_a_graph_that_is_not_the_networks_excuses_nothing():
     graph = graph_of(Scaled(1.001).train(), torch.randn(8, 8, 4, 4))
     plan = default_plan(graph, SPACE, network="other")
     with pytest.raises(WrongResult, match=r"output 0 is off by 0\.001"):
-        recheck(graph, plan, SPACE, Scaled(1.0).train())
+        recheck(check_plan(plan, graph, SPACE), Scaled(1.0).train())
 
 
 def test_a_result_that_is_far_off_is_refused_after_few_others(monkeypatch):
@@ -121,7 +122,7 @@ def test_a_result_that_is_far_off_is_refused_after_few_others(monkeypatch):
     layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU()).eval()
     graph = graph_of(layers, torch.randn(8, 3), mode="infer")
     with pytest.raises(WrongResult):
-        recheck(graph, default_plan(graph, SPACE, network="layers"), SPACE, layers)
+        recheck(check_plan(default_plan(graph, SPACE, network="layers"), graph, SPACE), layers)
     both = 2  # the output by norm, and its worst element
     assert len(seen) == both * recheck_module.DRAWS * recheck_module.SOME
 

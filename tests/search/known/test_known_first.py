@@ -10,9 +10,9 @@ import pytest
 
 from plantune.base.outcome import Rejected
 from plantune.errors import OutOfTime
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.guess import default_plan, hand_plan
-from plantune.plans.plan import candidates_by_step, check_plan
 from plantune.plans.planner.candidates import candidates_of
 from plantune.search import known, ranking, search
 from plantune.search.builds import Builds
@@ -97,10 +97,8 @@ class TestBeginning:
         searched()
         space = search_of(PROBLEM, Settings(), None, HERE).space
         plan = hand_plan(PROBLEM.graph, space, network=PROBLEM.network)
-        steps = check_plan(plan, PROBLEM.graph, space)
-        chosen = candidates_by_step(plan, steps)
-        for step in (step for step in steps if step.phase != "refresh"):
-            assert chosen[step.name] in database.trials(step.signature, HERE)
+        for chosen in check_plan(plan, PROBLEM.graph, space).of_pass:
+            assert chosen.candidate in database.trials(chosen.step.signature, HERE)
 
     def test_an_early_end_keeps_it(self, worker, database, by_hand):
         database.put_plan(by_hand(OTHER), HERE)

@@ -29,6 +29,7 @@ from plantune.graph.tracing.arguments import type_of
 from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.registry import all_families
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import default_plan
 from plantune.runtime.proof.recheck import recheck
 from plantune.space.search_space import SearchSpace, load_search_space
@@ -81,7 +82,7 @@ def _proved(name: str, module: nn.Module, x: Tensor, mode: str) -> Row:
     graph = extract(module, type_of(x))
     graph = differentiate(graph) if mode == "train" else graph
     space = load_search_space(environment_of(x.device).arch)
-    recheck(graph, default_plan(graph, space, network=name), space, module, x.device)
+    recheck(check_plan(default_plan(graph, space, network=name), graph, space), module, x.device)
     return {"verdict": "right"}
 
 

@@ -27,8 +27,8 @@ from plantune.kernels.build import build_all
 from plantune.measure.racing.routes import ROUTES
 from plantune.measure.timing import Effort, Timing, ratio_interval, time_interleaved
 from plantune.measure.watches import call_watch
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import guessed_plan
-from plantune.plans.plan import candidates_by_step, check_plan
 from plantune.runtime.module import TunedModule
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
@@ -65,9 +65,7 @@ def compile_kernels(module: nn.Module, x: Tensor, mode: str, arch: str) -> None:
     space = load_search_space(arch)
     plan = guessed_plan(graph, space, network=type(module).__name__)
     if plan is not None:
-        steps = check_plan(plan, graph, space)
-        known = candidates_by_step(plan, steps)
-        build_all([(step, known[step.name]) for step in steps], space.arch)
+        build_all(check_plan(plan, graph, space).steps, space.arch)
 
 
 def ratios(module: nn.Module, x: Tensor, mode: str, race: Race) -> dict[str, Any]:

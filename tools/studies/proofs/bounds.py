@@ -20,6 +20,7 @@ from plantune.kernels.registry import candidates
 from plantune.measure.numerics import check as check_step
 from plantune.measure.racing.built_routes import RouteBuilder
 from plantune.measure.subject import Raced
+from plantune.plans.checked_plan import check_plan
 from plantune.plans.plan import Plan
 from plantune.report.steps import plan_steps
 from plantune.runtime.load import optimize
@@ -69,7 +70,8 @@ def _proving(case: Case, step: Step, candidate: Candidate) -> Callable[[], objec
 def of_network(case: Case, plan: Plan) -> Iterator[Tried]:
     """The proof of a plan from elsewhere, and of a guess."""
     graph, place = case.graph, case.x.device
-    yield _tried("network", lambda: recheck(graph, plan, case.space, case.module, place))
+    checked = check_plan(plan, graph, case.space)
+    yield _tried("network", lambda: recheck(checked, case.module, place))
 
 
 def of_race(case: Case, plan: Plan) -> Iterator[Tried]:

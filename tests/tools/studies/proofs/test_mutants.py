@@ -11,6 +11,7 @@ from plantune.graph.partition import one_by_one
 from plantune.kernels.registry import candidates
 from plantune.measure import numerics
 from plantune.measure.numerics import check
+from plantune.plans.checked_plan import check_plan
 from plantune.runtime.proof import recheck as recheck_module
 from plantune.runtime.proof.recheck import recheck
 
@@ -118,7 +119,7 @@ def test_the_proof_of_a_network_refuses_it(part, placed, mutant, network_shows):
         plan = case.plan(rng.choice(("nchw", "nhwc")))
         network_shows.clear()
         with part("mutants").mutated(mutant, place):
-            found = refused(lambda: recheck(case.graph, plan, case.space, case.module))  # noqa: B023
+            found = refused(lambda: recheck(check_plan(plan, case.graph, case.space), case.module))  # noqa: B023
         outcomes += [(case.text, place.name, found)] if network_shows else []
     assert [outcome for outcome in outcomes if not outcome[-1]] == []
     assert len(outcomes) >= 10

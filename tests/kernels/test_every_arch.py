@@ -22,6 +22,10 @@ from .representatives import BUILDS, CUDA_ARCHS, FAMILIES, SPACES, configs, repr
 # No header of ours asks for more than whether an arch is at least 7.5, 8.0 or 9.0: the two of a
 # pair differ in what the assembler makes. Each family is built for one of them, in turn.
 PAIRS = (("sm86", "sm89"), ("sm100", "sm120"))
+# From Ampere on CUTLASS's gradients have the same instructions and pipelines: beyond the first of
+# these archs they are built in slow tests.
+ON_CUTLASS = ("implicit_gemm_dgrad", "implicit_gemm_wgrad")
+UNLIKE = ("sm70", "sm75", "sm80")
 
 
 def in_turns() -> list[object]:
@@ -30,8 +34,9 @@ def in_turns() -> list[object]:
         (family, pair[at % 2]) for at, family in enumerate(sorted(FAMILIES)) for pair in PAIRS
     }
     return [
-        pytest.param(*build, marks=[pytest.mark.slow] if build in others else [])
-        for build in BUILDS
+        pytest.param(family, arch, marks=[pytest.mark.slow] if is_slow else [])
+        for family, arch in BUILDS
+        for is_slow in [(family, arch) in others or (family in ON_CUTLASS and arch not in UNLIKE)]
     ]
 
 

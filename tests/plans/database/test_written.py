@@ -1,4 +1,4 @@
-"""Files that plantune 0.1 wrote still open, and the plans in them are found for the same calls
+"""Files that plantune 0.1 wrote still open, and the plans in them are found for the same calls:
 inference and training, under autocast, with tf32, on other chips, predicted.
 """
 

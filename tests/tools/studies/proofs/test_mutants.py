@@ -112,7 +112,14 @@ def test_the_proof_of_a_step_refuses_it(part, placed, mutant, step_shows):
     assert len(outcomes) >= 10
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+# Their proofs are the longest: of a network they run in slow tests, of a step always.
+ROUNDED = ("rounded to float16", "in tf32")
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(each, marks=[pytest.mark.slow] if each in ROUNDED else []) for each in MUTANTS],
+)
 def test_the_proof_of_a_network_refuses_it(part, placed, mutant, network_shows):
     outcomes = []
     for case, place, rng in placed(mutant):

@@ -16,6 +16,8 @@ from plantune.devices.gpus import LocalGpu, best_arch, device_for, later_gpu
 from plantune.errors import CannotJudge, CaptureError, UnsupportedDevice
 from plantune.space.arch import load_arch
 
+from ..fake_gpu import replace_torchs
+
 H200 = LocalGpu(0, "NVIDIA H200", (9, 0), 140 << 30)
 RTX = LocalGpu(1, "NVIDIA GeForce RTX 4090", (8, 9), 24 << 30)
 PASCAL = LocalGpu(2, "Tesla P100", (6, 0), 16 << 30)
@@ -101,34 +103,17 @@ def test_advice_of_torch_is_left_out():
     assert first_line(error) == "CUDA error: an illegal memory access"
 
 
-class FakeGraph:
-    """Captures nothing."""
-
-    def capture_begin(self, pool, capture_error_mode) -> None:
-        pass
-
-    def capture_end(self) -> None:
-        pass
-
-    replay = capture_end
-
-
 @pytest.fixture
 def gpu(monkeypatch):
     """One whose memory is the CPU's; `streams` are those that were made current."""
     found, current = Gpu(0), object()
     found.place, found.streams = torch.device("cpu"), []
-    for name, value in {
-        "CUDAGraph": FakeGraph,
-        "synchronize": lambda place: None,
-        "current_stream": lambda device: current,
-        "set_stream": found.streams.append,
-        "graph_pool_handle": lambda: (0, 1),
-        "device": lambda device: nullcontext(),
-        "stream": lambda stream: nullcontext(),
-        "graph": lambda graph, **_: nullcontext(),
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
+    replace_torchs(
+        monkeypatch,
+        current_stream=lambda device: current,
+        set_stream=found.streams.append,
+        stream=lambda stream: nullcontext(),
+    )
     for name in ("_end_allocation", "_release_pool"):  # torch's own, in its CUDA build
         monkeypatch.setattr(capture, name, lambda index, pool: None)
     return found

@@ -6,7 +6,7 @@ import copy
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -25,37 +25,10 @@ from plantune.runtime.captured.captured_program import CapturedProgram
 from plantune.runtime.module import UnplannedCall
 from plantune.space.search_space import load_search_space
 
+from ...fake_gpu import Stream, replace_torchs
+
 CPU = torch.device("cpu")
 SHAPE = (4, 3, 8, 8)
-
-
-class Stream:
-    """Remembers which one is current."""
-
-    current: Stream
-
-    def __init__(self, device=None) -> None:
-        self.waited: list[Stream] = []
-        self.cuda_stream = id(self)
-
-    def wait_stream(self, other: Stream) -> None:
-        self.waited.append(other)
-
-
-class FakeGraph:
-    """A graph: `captures` says what a replay does. Nobody hands out its nodes."""
-
-    def __init__(self, **_) -> None:
-        pass
-
-    def instantiate(self) -> None:
-        pass
-
-    def raw_cuda_graph_exec(self) -> None:
-        return None
-
-    def replay(self) -> None:
-        raise AssertionError("nothing was captured")
 
 
 def replay_of(program, run):
@@ -92,14 +65,6 @@ def replace_in_torch(monkeypatch, name: str, fake: Callable[..., object]) -> Non
             monkeypatch.setattr(module, kept, fake)
 
 
-@contextmanager
-def on_stream(stream: Stream) -> Iterator[None]:
-    """As torch does where a capture breaks: it stays on its stream."""
-    before, Stream.current = Stream.current, stream
-    yield
-    Stream.current = before
-
-
 def is_capturing_now() -> bool:
     return torch.cuda.is_current_stream_capturing()
 
@@ -115,21 +80,7 @@ def captures(monkeypatch):
         later: BaseException | None = None
 
     made = Captures()
-    Stream.current = Stream()
-    for name, value in {
-        "Stream": Stream,
-        "CUDAGraph": FakeGraph,
-        "graph_pool_handle": lambda: (0, 1),
-        "current_stream": lambda device=None: Stream.current,
-        "set_stream": lambda stream: setattr(Stream, "current", stream),
-        "stream": on_stream,
-        "synchronize": lambda device: None,
-        "empty_cache": lambda: None,
-        "is_current_stream_capturing": lambda: False,
-        "device": lambda device: nullcontext(),
-        "graph": lambda graph, **_: nullcontext(),
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
+    replace_torchs(monkeypatch)
     for name, value in {
         "_cuda_getCurrentRawStream": lambda index: Stream.current.cuda_stream,
         "_cuda_endAllocateToPool": lambda index, pool: None,

@@ -17,7 +17,8 @@ from plantune.errors import CaptureError
 from plantune.runtime.captured import stock as stock_module
 from plantune.runtime.captured.stock import MOST_PASSES, Instance, Stock
 
-from .conftest import Normed, Stream, expected
+from ...fake_gpu import Stream
+from .conftest import Normed, expected
 
 pytestmark = pytest.mark.usefixtures("captured_modules")
 EAGERLY = "call the module once before each capture; the framework runs it"

@@ -15,7 +15,8 @@ from plantune.runtime.captured.ends import Ends
 from plantune.runtime.captured.recorder import Recorder
 from plantune.runtime.module import UnplannedCall
 
-from .conftest import Stream, expected, program_of, state_of
+from ...fake_gpu import Stream
+from .conftest import expected, program_of, state_of
 
 FAILURES = {
     "refused": (RuntimeError("operation not permitted when stream is capturing"), CaptureError),

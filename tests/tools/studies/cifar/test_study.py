@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -15,6 +14,8 @@ from torch import nn
 
 from plantune.measure.timing import Timing
 from plantune.models.resnet import resnet18
+
+from ....fake_gpu import replace_torchs
 
 
 def small(num_classes: int = 10) -> nn.Module:
@@ -137,29 +138,12 @@ def test_a_dry_run_writes_nothing(study, tmp_path: Path, capsys) -> None:
     assert [row["losses"] for row in rows] == [2, 2]
 
 
-class NoStream:
-    def wait_stream(self, other: object) -> None:
-        """Nothing runs beside anything."""
-
-
-class NoGraph:
-    def replay(self) -> None:
-        """Where nothing can be captured, what was to be has run."""
-
-
 @pytest.mark.parametrize("name", ["resnet50", "airbench94"])
 def test_the_calls_before_a_capture_leave_nothing_behind(
     study, part, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """But for numbers that a step draws, of which there are none."""
-    for target, fake in {
-        "Stream": NoStream,
-        "current_stream": NoStream,
-        "CUDAGraph": NoGraph,
-        "stream": nullcontext,
-        "graph": nullcontext,
-    }.items():
-        monkeypatch.setattr(torch.cuda, target, fake)
+    replace_torchs(monkeypatch)
     ways, workload = part("ways"), part("workloads").SMALL[name]
     images, labels = torch.randn(8, 3, 32, 32), torch.randint(10, (8,))
     models, losses = [], []

@@ -2,8 +2,8 @@
 //
 //   y[m][k] = Expression(sum[m][k] * scale[k] + bias[k], residual[m][k], offset)
 //
-// in float32, rounded once. y and residual are row-major with one row per output pixel (NHWC),
-// scale and bias hold one float32 per channel; a missing residual or offset is zero. Writes `=`.
+// in float32, rounded once. y and residual, each of an element type of its own, are row-major with
+// one row per output pixel (NHWC), scale and bias hold one float32 per channel; a missing residual or offset is zero. Writes `=`.
 //
 // Where K is split, each slice stores its partial sums as its threads hold them, and `reduce` adds
 // the slices in their order: the result does not depend on which slice came first.
@@ -25,26 +25,38 @@ struct ChannelOperands {
   bool applies;
 };
 
+/// The iterator over rows of a CUTLASS epilogue, for rows of another element type.
+template <typename Iterator, typename Element>
+struct WithElement;
+template <template <typename, typename, bool, typename, bool> class Iterator, typename Map,
+          typename Old, bool kScatter, typename Permute, bool kPlainStore, typename Element>
+struct WithElement<Iterator<Map, Old, kScatter, Permute, kPlainStore>, Element> {
+  using Type = Iterator<Map, Element, kScatter, Permute, kPlainStore>;
+};
+
 /// A CUTLASS epilogue's way from accumulators over shared memory to rows, with our own arithmetic
-/// on it. `Default` is the `Epilogue` that CUTLASS picks for the main loop.
-template <typename Default, typename Expression>
+/// on it. `Default` is the `Epilogue` that CUTLASS picks for the main loop: its threads have the same
+/// elements of rows whatever type these are.
+template <typename Default, typename Expression, typename Residual, typename Result>
 class ChannelEpilogue : public Default::Base {
  public:
   using Base = typename Default::Base;
-  using OutputTileIterator = typename Default::OutputTileIterator;
   using AccumulatorTile = typename Default::AccumulatorTile;
-  using ThreadMap = typename OutputTileIterator::ThreadMap;
+  using ThreadMap = typename Default::OutputTileIterator::ThreadMap;
+  using OutputIterator = typename WithElement<typename Default::OutputTileIterator, Result>::Type;
+  using ResidualIterator =
+      typename WithElement<typename Default::OutputTileIterator, Residual>::Type;
   using SharedStorage = typename Base::SharedStorage;
 
   static constexpr int kThreads = 32 * Base::WarpCount::kCount;
-  static constexpr int kIterations = OutputTileIterator::kIterations;
+  static constexpr int kIterations = OutputIterator::kIterations;
 
  private:
   using Fragments = typename Default::AccumulatorFragmentIterator;
   using Sums = typename Fragments::Fragment;
   using SharedLoadIterator = typename Default::SharedLoadIterator;
-  using Output = typename OutputTileIterator::Fragment;
-  using Element = typename OutputTileIterator::Element;
+  using Output = typename OutputIterator::Fragment;
+  using Source = typename ResidualIterator::Fragment;
   using Vector = cutlass::AlignedArray<float, 4>;
 
   static constexpr int kAccess = ThreadMap::kElementsPerAccess;
@@ -84,7 +96,7 @@ class ChannelEpilogue : public Default::Base {
 
   /// Finishes a tile from its accumulators. A null residual's iterator loads nothing.
   CUTLASS_DEVICE
-  void operator()(OutputTileIterator output, OutputTileIterator residual,
+  void operator()(OutputIterator output, ResidualIterator residual,
                   AccumulatorTile const& accumulators) {
     Fragments fragments(accumulators);
     CUTLASS_PRAGMA_UNROLL
@@ -116,7 +128,7 @@ class ChannelEpilogue : public Default::Base {
   /// Finishes a tile from the partial sums of all slices, which are `slice_floats` apart from each
   /// other. All threads of a block must take part.
   CUTLASS_DEVICE
-  void reduce(OutputTileIterator output, OutputTileIterator residual, float const* partial,
+  void reduce(OutputIterator output, ResidualIterator residual, float const* partial,
               int64_t slice_floats, int slices) {
     CUTLASS_PRAGMA_NO_UNROLL
     for (int first = 0; first < kIterations; first += kLoadedAtOnce) {
@@ -141,7 +153,7 @@ class ChannelEpilogue : public Default::Base {
 
   /// The same for one of the tile's kIterations parts.
   CUTLASS_DEVICE
-  void reduce_part(OutputTileIterator output, OutputTileIterator residual, float const* partial,
+  void reduce_part(OutputIterator output, ResidualIterator residual, float const* partial,
                    int64_t slice_floats, int slices, int iteration) {
     output += iteration;
     residual += iteration;
@@ -172,8 +184,8 @@ class ChannelEpilogue : public Default::Base {
 
   /// Finishes and stores a part of the tile, and moves on to the next one.
   CUTLASS_DEVICE
-  void store(OutputTileIterator& output, OutputTileIterator& residual, Sums const& sums) {
-    Output source;
+  void store(OutputIterator& output, ResidualIterator& residual, Sums const& sums) {
+    Source source;
     source.clear();
     residual.load(source);
     ++residual;
@@ -183,7 +195,7 @@ class ChannelEpilogue : public Default::Base {
 
   /// Gives each thread whole accesses of a row, and computes the output of them.
   CUTLASS_DEVICE
-  Output finished(Sums const& sums, Output const& source) {
+  Output finished(Sums const& sums, Source const& source) {
     __syncthreads();
     this->warp_tile_iterator_.store(sums);
     __syncthreads();
@@ -194,8 +206,8 @@ class ChannelEpilogue : public Default::Base {
     for (int i = 0; i < Output::kElements; ++i) {
       int const column = i / kAccess % kColumns;
       float const value = rows[i] * scale_[column][i % kAccess] + bias_[column][i % kAccess];
-      float const residual = float(Element(source[i]));
-      output[i] = Element(Expression::of({value, residual, offset_, applies_}));
+      float const residual = float(Residual(source[i]));
+      output[i] = Result(Expression::of({value, residual, offset_, applies_}));
     }
     return output;
   }

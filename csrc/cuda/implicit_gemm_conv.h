@@ -2,9 +2,9 @@
 //
 //   y = Expression(conv(x, w) * scale + bias, residual, offset)
 //
-// x, residual and y are NHWC, w is KRSC, all of one element type and 16-byte aligned; scale and
-// bias are float32, one per output channel. Sums are float32. Writes `=`; deterministic: split K
-// is summed in the order of its slices.
+// x, residual and y are NHWC, w is KRSC, all 16-byte aligned; x and w are of one element type,
+// residual and y each of its own. scale and bias are float32, one per output channel. Sums are
+// float32. Writes `=`; deterministic: split K is summed in the order of its slices.
 //
 // `run` does all of it, or leaves partial sums to `reduce`. CUTLASS's constructors derive from the
 // problem what a launch needs; `make_params` runs them once on the device, and the launches get the
@@ -65,17 +65,20 @@ using ImplicitGemmSwizzle = cutlass::gemm::threadblock::GemmIdentityThreadblockS
 /// Of a weight's gradient, x is the result's gradient, w the image, and y the weight's.
 template <typename Defaults, cutlass::conv::Operator kOperator,
           cutlass::conv::IteratorAlgorithm Algorithm, typename Element_, typename TileShape_,
-          typename Expression_>
+          typename Expression_, typename Residual_, typename Result_>
 struct ImplicitGemm {
-  using Element = Element_;
+  using Element = Element_;    // of the factors
+  using Residual = Residual_;  // of what is added
+  using Result = Result_;
   using Expression = Expression_;
   using TileShape = TileShape_;
   using Layout = cutlass::layout::TensorNHWC;
   using Swizzle = ImplicitGemmSwizzle;
   using Mma = typename Defaults::Mma;
   static constexpr bool kOfWeight = kOperator == cutlass::conv::Operator::kWgrad;
-  using Epilogue = ChannelEpilogue<typename Defaults::Epilogue, Expression>;
-  using OutputIterator = typename Epilogue::OutputTileIterator;
+  using Epilogue = ChannelEpilogue<typename Defaults::Epilogue, Expression, Residual, Result>;
+  using OutputIterator = typename Epilogue::OutputIterator;
+  using ResidualIterator = typename Epilogue::ResidualIterator;
 
   static constexpr int kThreads = 32 * Mma::WarpCount::kCount;
   static_assert(kThreads == Epilogue::kThreads, "All warps must take part in the epilogue.");
@@ -98,6 +101,7 @@ struct ImplicitGemm {
     typename Mma::IteratorA::Params x;
     typename Mma::IteratorB::Params w;
     typename OutputIterator::Params y;
+    typename ResidualIterator::Params residual;
 
     CUTLASS_DEVICE explicit Params(ConvProblem const& p)
         : problem(p.n, p.h, p.w, p.c, p.k, p.r, p.s, p.p, p.q, p.pad_h, p.pad_w, p.stride_h,
@@ -110,7 +114,8 @@ struct ImplicitGemm {
                                                          : Layout::packed({p.n, p.h, p.w, p.c}))),
           w(problem, kOfWeight ? Layout::packed({p.n, p.h, p.w, p.c})
                                : Layout::packed({p.k, p.r, p.s, p.c})),
-          y(cutlass::layout::RowMajor(extent.column())) {
+          y(cutlass::layout::RowMajor(extent.column())),
+          residual(cutlass::layout::RowMajor(extent.column())) {
       tiles = Swizzle::get_tiled_shape(kOperator, problem,
                                        {TileShape::kM, TileShape::kN, TileShape::kK}, p.slices);
       k_iterations =
@@ -164,7 +169,7 @@ struct ImplicitGemm {
     if (params.tiles.k() == 1) {
       Epilogue epilogue(storage.epilogue, operands.of_channels(params.extent.column()),
                         tile.n() * TileShape::kN);
-      epilogue(rows_of(params, operands.y, tile), rows_of(params, operands.residual, tile), sums);
+      epilogue(result_of(params, operands, tile), residual_of(params, operands, tile), sums);
       return;
     }
     int64_t const index = tile.m() + int64_t(tile.n()) * params.tiles.m();
@@ -176,7 +181,7 @@ struct ImplicitGemm {
         is_last(operands.counters + index, params.tiles.k())) {
       Epilogue epilogue(storage.epilogue, operands.of_channels(params.extent.column()),
                         tile.n() * TileShape::kN);
-      epilogue.reduce(rows_of(params, operands.y, tile), rows_of(params, operands.residual, tile),
+      epilogue.reduce(result_of(params, operands, tile), residual_of(params, operands, tile),
                       partial, slice_floats, params.tiles.k());
     }
   }
@@ -194,9 +199,8 @@ struct ImplicitGemm {
     float const* partial = operands.partial + index * Epilogue::kPartialFloats;
     Epilogue epilogue(shared_storage().epilogue, operands.of_channels(params.extent.column()),
                       tile.n() * TileShape::kN);
-    epilogue.reduce_part(rows_of(params, operands.y, tile),
-                         rows_of(params, operands.residual, tile), partial, slice_floats,
-                         params.tiles.k(), part);
+    epilogue.reduce_part(result_of(params, operands, tile), residual_of(params, operands, tile),
+                         partial, slice_floats, params.tiles.k(), part);
   }
 
  private:
@@ -207,10 +211,18 @@ struct ImplicitGemm {
   }
 
   CUTLASS_DEVICE
-  static OutputIterator rows_of(Params const& params, void const* rows,
-                                cutlass::gemm::GemmCoord const& tile) {
-    return OutputIterator(params.y, static_cast<Element*>(const_cast<void*>(rows)), params.extent,
-                          threadIdx.x, {tile.m() * TileShape::kM, tile.n() * TileShape::kN});
+  static OutputIterator result_of(Params const& params, ConvOperands const& operands,
+                                  cutlass::gemm::GemmCoord const& tile) {
+    return OutputIterator(params.y, static_cast<Result*>(operands.y), params.extent, threadIdx.x,
+                          {tile.m() * TileShape::kM, tile.n() * TileShape::kN});
+  }
+
+  CUTLASS_DEVICE
+  static ResidualIterator residual_of(Params const& params, ConvOperands const& operands,
+                                      cutlass::gemm::GemmCoord const& tile) {
+    auto* rows = static_cast<Residual*>(const_cast<void*>(operands.residual));
+    return ResidualIterator(params.residual, rows, params.extent, threadIdx.x,
+                            {tile.m() * TileShape::kM, tile.n() * TileShape::kN});
   }
 
   /// Whether all other slices of the tile have stored their partial sums; these can then be read.
@@ -228,7 +240,8 @@ struct ImplicitGemm {
 /// A forward convolution. kAccess channels are read and written at once.
 template <typename Element, typename OperatorClass, typename ArchTag, typename TileShape,
           typename WarpShape, typename InstructionShape, int Stages,
-          cutlass::conv::IteratorAlgorithm Algorithm, typename Expression, int kAccess>
+          cutlass::conv::IteratorAlgorithm Algorithm, typename Expression, int kAccess,
+          typename Residual, typename Result>
 struct ImplicitGemmConv
     : ImplicitGemm<
           cutlass::conv::kernel::DefaultConv2dFprop<
@@ -238,7 +251,8 @@ struct ImplicitGemmConv
               cutlass::epilogue::thread::LinearCombination<Element, kAccess, float, float>,
               ImplicitGemmSwizzle, Stages, cutlass::arch::OpMultiplyAdd, Algorithm,
               cutlass::conv::StrideSupport::kUnity, kAccess, kAccess>,
-          cutlass::conv::Operator::kFprop, Algorithm, Element, TileShape, Expression> {
+          cutlass::conv::Operator::kFprop, Algorithm, Element, TileShape, Expression, Residual,
+          Result> {
   static constexpr bool kIsSimt =
       cutlass::platform::is_same<OperatorClass, cutlass::arch::OpClassSimt>::value;
   static_assert(kIsSimt || TileShape::kK == WarpShape::kK, "Warps must not share a tile's K.");
@@ -246,12 +260,12 @@ struct ImplicitGemmConv
 
 /// The same function for addresses that are not 16-byte aligned, which no program makes but a
 /// caller may: one output at a time, simple and slow.
-template <typename Element, typename Expression>
+template <typename Element, typename Expression, typename Residual, typename Result>
 CUTLASS_DEVICE void convolve_unaligned(ConvProblem const& problem, ConvOperands const& operands) {
   release_successor();
   wait_for_predecessor();
   Element const* x = static_cast<Element const*>(operands.x);
-  Element const* residual = static_cast<Element const*>(operands.residual);
+  Residual const* residual = static_cast<Residual const*>(operands.residual);
   int64_t const outputs = int64_t(problem.n) * problem.p * problem.q * problem.k;
   int64_t const first = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   for (int64_t i = first; i < outputs; i += int64_t(gridDim.x) * blockDim.x) {
@@ -278,7 +292,7 @@ CUTLASS_DEVICE void convolve_unaligned(ConvProblem const& problem, ConvOperands 
     }
     At const at{sum * operands.scale[k] + operands.bias[k], residual ? float(residual[i]) : 0.0f,
                 operands.offset ? *operands.offset : 0.0f, operands.applies != 0};
-    static_cast<Element*>(operands.y)[i] = Element(Expression::of(at));
+    static_cast<Result*>(operands.y)[i] = Result(Expression::of(at));
   }
 }
 
@@ -318,5 +332,6 @@ CUTLASS_DEVICE void clear_counters(unsigned* counters, int count) {
   PLANTUNE_IMPLICIT_GEMM(Conv)                                                                 \
   extern "C" __global__ void __launch_bounds__(256)                                            \
       run_unaligned(plantune::ConvProblem problem, plantune::ConvOperands operands) {          \
-    plantune::convolve_unaligned<Conv::Element, Conv::Expression>(problem, operands);          \
+    plantune::convolve_unaligned<Conv::Element, Conv::Expression, Conv::Residual,              \
+                                 Conv::Result>(problem, operands);                             \
   }

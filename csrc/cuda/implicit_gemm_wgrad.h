@@ -2,9 +2,9 @@
 //
 //   dw[k, r, s, c] = sum over pixels of dy[pixel, k] * x[pixel at tap (r, s), c]
 //
-// dy and x are NHWC, dw is KRSC, all of one element type and 16-byte aligned. Sums are float32; what
-// slices of the pixels leave is added in their order: deterministic. Writes `=`. The kernels are those
-// of `implicit_gemm_conv.h`, whose rows are output channels here, and whose columns taps of channels.
+// dy and x are NHWC of one element type, dw is KRSC of its own, all 16-byte aligned. Sums are float32;
+// what slices of the pixels leave is added in their order: deterministic. Writes `=`. The kernels are
+// those of `implicit_gemm_conv.h`, whose rows are output channels here, and whose columns taps of channels.
 
 #pragma once
 
@@ -16,7 +16,8 @@ namespace plantune {
 /// kAccess channels are read and written at once.
 template <typename Element, typename OperatorClass, typename ArchTag, typename TileShape,
           typename WarpShape, typename InstructionShape, int Stages,
-          cutlass::conv::IteratorAlgorithm Algorithm, typename Expression, int kAccess>
+          cutlass::conv::IteratorAlgorithm Algorithm, typename Expression, int kAccess,
+          typename Residual, typename Result>
 struct ImplicitGemmWgrad
     : ImplicitGemm<
           cutlass::conv::kernel::DefaultConv2dWgrad<
@@ -26,6 +27,7 @@ struct ImplicitGemmWgrad
               cutlass::epilogue::thread::LinearCombination<Element, kAccess, float, float>,
               ImplicitGemmSwizzle, Stages, cutlass::arch::OpMultiplyAdd, Algorithm,
               cutlass::conv::StrideSupport::kStrided, kAccess, kAccess>,
-          cutlass::conv::Operator::kWgrad, Algorithm, Element, TileShape, Expression> {};
+          cutlass::conv::Operator::kWgrad, Algorithm, Element, TileShape, Expression, Residual,
+          Result> {};
 
 }  // namespace plantune

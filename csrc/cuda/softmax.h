@@ -3,7 +3,7 @@
 //   v[row][i] = Chain::evaluate(in[0][...], in[1][...], ...)
 //   y[row][i] = exp(v[row][i] - max of v[row]) / sum over i of exp(v[row][i] - max of v[row])   =
 //
-// Rows are contiguous in y; operands are broadcast as in pointwise.h, their last axis is the row. A
+// Each operand and y has an element type of its own. Rows are contiguous in y; operands are broadcast as in pointwise.h, their last axis is the row. A
 // row stays in the registers of kLanes threads of a warp. All arithmetic is float, in a fixed order:
 // deterministic.
 
@@ -12,6 +12,7 @@
 #include "cuda/arithmetic.h"
 #include "cuda/broadcast.h"
 #include "cuda/launch.h"
+#include "cuda/operands.h"
 #include "cuda/row_lanes.h"
 
 namespace plantune {
@@ -21,15 +22,15 @@ template <typename Chain>
 struct Softmax : RowLanes<Chain::kSize, 1, Chain::kLanes, Chain::kThreads> {
   using Rows = RowLanes<Chain::kSize, 1, Chain::kLanes, Chain::kThreads>;
   using Rows::has, Rows::kHeld, Rows::kRows, Rows::place;
-  using T = typename Chain::T;
+  using Made = typename TypeAt<0, typename Chain::Outputs>::Type;
   using Index = typename Chain::Index;
   static constexpr int kInputs = Chain::kInputs, kSize = Chain::kSize, kLanes = Chain::kLanes;
 
   static_assert(kLanes <= 32, "lanes of a warp meet");
 
   struct Arguments {
-    const T* in[kInputs];
-    T* y;
+    const void* in[kInputs];
+    Made* y;
     long long rows;
   };
 
@@ -47,10 +48,12 @@ struct Softmax : RowLanes<Chain::kSize, 1, Chain::kLanes, Chain::kThreads> {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       if (!has(i, lane)) continue;
-#pragma unroll
-      for (int k = 0; k < kInputs; ++k) {
-        in[i][k] = to_float(a.in[k][place_in<Chain>(k, first + place(i, lane))]);
-      }
+      const Index at = first + place(i, lane);
+      each<kInputs>([&](auto number) {
+        constexpr int k = decltype(number)::kValue;
+        using T = typename TypeAt<k, typename Chain::Inputs>::Type;
+        in[i][k] = to_float(static_cast<const T*>(a.in[k])[place_in<Chain>(k, at)]);
+      });
     }
     float most = -__int_as_float(0x7f800000);
 #pragma unroll
@@ -78,14 +81,14 @@ struct Softmax : RowLanes<Chain::kSize, 1, Chain::kLanes, Chain::kThreads> {
     if (!there) return;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      if (has(i, lane)) a.y[first + place(i, lane)] = from_float<T>(v[i] * part);
+      if (has(i, lane)) a.y[first + place(i, lane)] = from_float<Made>(v[i] * part);
     }
   }
 
  private:
   /// Results of 16 bits hide what the quicker one rounds off.
   static __device__ __forceinline__ float exponential(float x) {
-    return sizeof(T) == 2 ? __expf(x) : expf(x);
+    return sizeof(Made) == 2 ? __expf(x) : expf(x);
   }
 };
 

@@ -46,7 +46,7 @@ SOURCE = """#include "cuda/{header}.h"
 {functors}using namespace cutlass;
 using Conv = plantune::{kernel}<
     {arguments}, conv::IteratorAlgorithm::{algorithm},
-    {expression}, {access}>;
+    {expression}, {access}, {residual}, {result}>;
 static_assert(sizeof(Conv::SharedStorage) == {shared_bytes}, "A launch asks for other memory.");
 static_assert(Conv::kThreads == {threads}, "A launch has other threads.");
 {entries}(Conv)
@@ -79,6 +79,7 @@ class ProductFamily(CudaFamily[G]):
     """
 
     image_layout = "nhwc"
+    mixes_types: ClassVar = True
     build_s = 2.5
     # The header, its class, and the macro that makes its entries.
     kernel: ClassVar[tuple[str, str, str]]
@@ -100,8 +101,14 @@ class ProductFamily(CudaFamily[G]):
         """What follows the product."""
         return ()
 
+    def dtypes(self, parts: G) -> tuple[str, str]:
+        """Of what is added, and of the result."""
+        result = parts.step.types[parts.step.nodes[-1].name].dtype
+        return result, result
+
     def source(self, parts: G, config: Attrs, arch: Arch) -> str:
         loop, (header, kernel, entries) = parts.loop(config), self.kernel
+        residual, result = (ELEMENTS[dtype] for dtype in self.dtypes(parts))
         return SOURCE.format(
             **{"header": header, "kernel": kernel, "entries": entries},
             arguments=loop.arguments(arch),
@@ -109,6 +116,8 @@ class ProductFamily(CudaFamily[G]):
             shared_bytes=loop.shared_bytes(arch),
             threads=loop.threads,
             access=parts.access(config),
+            residual=residual,
+            result=result,
             **rendered(self.chain(parts)),
         )
 

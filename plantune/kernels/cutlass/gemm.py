@@ -40,7 +40,7 @@ class Gemm:
         elements = (math.prod(x.shape[1:]), math.prod(y.shape[1:]))
         m = y.shape[0] * y.shape[2] * y.shape[3]
         n, channels, rows, columns = w.shape
-        return Gemm(x.dtype, m, n, channels, (rows, columns), elements)
+        return Gemm(conv.types[0].dtype, m, n, channels, (rows, columns), elements)
 
     @property
     def taps(self) -> int:

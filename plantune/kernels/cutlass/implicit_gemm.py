@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from plantune.errors import IllegalCandidate
+from plantune.kernels.cuda import vector_kernel
 from plantune.kernels.cuda.cuda_family import Arch, Attrs, Binding, Frame, Step, refuse
 from plantune.kernels.cuda.launcher import Launcher
 from plantune.kernels.cutlass import family as cutlass
@@ -22,7 +23,7 @@ from plantune.kernels.cutlass.gemm import (
     why_not_tile,
 )
 from plantune.kernels.cutlass.launch import ConvOperands
-from plantune.kernels.patterns.epilogue import ConvParts, conv_epilogue
+from plantune.kernels.patterns.epilogue import ConvParts, conv_epilogue, not_factors
 from plantune.kernels.patterns.expression import Chain, functions_in
 from plantune.kernels.patterns.other_step import as_convolution
 from plantune.kernels.weights.constants import Arrangement, Constants, floats
@@ -46,8 +47,20 @@ class ImplicitGemm(cutlass.ProductFamily[GemmParts]):
         step = as_convolution(step)
         epilogue, gemm = conv_epilogue(step), Gemm.of(step)
         parts = GemmParts(step, gemm, (gemm.channels, gemm.n), epilogue)
-        refuse(cutlass.not_a_product(gemm, parts.conv.attrs["groups"], gemm.m))
+        refuse(
+            {
+                **cutlass.not_a_product(gemm, parts.conv.attrs["groups"], gemm.m),
+                **not_factors(step, parts.conv),
+                **vector_kernel.not_an_element(*self.dtypes(parts)),
+            }
+        )
         return parts
+
+    def dtypes(self, parts: GemmParts) -> tuple[str, str]:
+        """Without a residual none is read, so that one binary serves both."""
+        result = parts.step.types[parts.y].dtype
+        residual = parts.epilogue.residual
+        return result if residual is None else parts.step.types[residual].dtype, result
 
     def why_not_config(self, parts: GemmParts, config: Attrs, arch: Arch) -> str | None:
         gemm, loop = parts.gemm, parts.loop(config)
@@ -107,6 +120,8 @@ def _launching(
     shapes: Any = tuple(parts.step.types[n].shape for n in (*parts.conv.inputs, parts.conv.name))
     problem = cutlass.problem_of(shapes, parts.conv.attrs, config, config["swizzle"])
     access = parts.access(config) * parts.step.types[parts.x].torch_dtype.itemsize
+    residual = parts.step.types[parts.epilogue.residual or parts.x].torch_dtype
+    added = min(parts.access(config) * residual.itemsize, vector_kernel.VECTOR_BYTES)
     run_tiles = cutlass.launching_tiles(config, frame, problem, counters_of(gemm, config))
     blocks = min(-(-gemm.m * gemm.n // UNALIGNED_THREADS), UNALIGNED_BLOCKS_MAX)
     unaligned = Launcher(frame.built, blocks, UNALIGNED_THREADS, name="run_unaligned")
@@ -121,7 +136,7 @@ def _launching(
     def launch(stream: int) -> None:
         vectors = {word: tensor.data_ptr() for word, tensor in usual.items()}
         operands = constants.into(ConvOperands, images, **vectors, **same)
-        if (operands.x | (operands.residual or 0)) % access:
+        if operands.x % access or (operands.residual or 0) % added:
             unaligned.launch(stream, problem, operands, programmatic=False)
         else:
             run_tiles(stream, operands)

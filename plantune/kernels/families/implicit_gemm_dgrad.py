@@ -39,7 +39,7 @@ class ImplicitGemmDgrad(ImplicitGemm):
 
     def constants(self, parts: GemmParts, frame: Frame) -> Constants:
         c, o, r, s = parts.step.types[parts.weight].shape
-        dtype = parts.step.types[parts.weight].torch_dtype
+        dtype = parts.conv.types[0].torch_dtype
         return read_constants(parts, frame, Arrangement((c, r, s, o), dtype, turned, packs=True))
 
 

@@ -12,12 +12,14 @@ import torch
 
 from plantune.errors import IllegalCandidate
 from plantune.graph import Node, Step
+from plantune.kernels.cuda import vector_kernel
 from plantune.kernels.cuda.cuda_family import Arch, Attrs, Binding, Frame, refuse
 from plantune.kernels.cutlass import family as cutlass
 from plantune.kernels.cutlass.gemm import Gemm, counters_of, why_not_split, why_not_tile
 from plantune.kernels.cutlass.launch import ConvOperands
 from plantune.kernels.hopper.launch import beyond_copies, placing_images, room_for
 from plantune.kernels.legality import not_within
+from plantune.kernels.patterns.epilogue import not_factors
 
 # With 128, main loops of sm70, sm86 and sm120 spilled: what finds pixels and taps takes the rest.
 SUMS_MAX = 64
@@ -48,7 +50,7 @@ class ImplicitGemmWgrad(cutlass.ProductFamily[WeightParts]):
         dy, x = (step.types[name] for name in node.inputs)
         pixels = dy.shape[0] * dy.shape[2] * dy.shape[3]
         elements = (math.prod(x.shape[1:]), math.prod(dy.shape[1:]))
-        gemm = Gemm(dy.dtype, o, c * math.prod(kernel), pixels, (1, 1), elements)
+        gemm = Gemm(node.types[0].dtype, o, c * math.prod(kernel), pixels, (1, 1), elements)
         padding: Any = attrs["padding"]
         refuse(
             {
@@ -61,6 +63,8 @@ class ImplicitGemmWgrad(cutlass.ProductFamily[WeightParts]):
                 > cutlass.FILTER_MAX,
                 # There a NaN of a pixel whose taps read nothing would reach the sums.
                 **not_within(padding, kernel),
+                **not_factors(step, node),
+                **vector_kernel.not_an_element(step.types[node.name].dtype),
                 "an image is constant": step.constants,
             }
         )

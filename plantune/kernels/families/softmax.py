@@ -47,17 +47,16 @@ class Softmax(CudaFamily[SoftmaxParts]):
     """Config: a row stays with so many `lanes` of a block's `threads`."""
 
     name: ClassVar = "softmax"
+    mixes_types: ClassVar = True
     image_layout = "nchw"  # a row is contiguous
 
     def read(self, step: Step) -> SoftmaxParts:
         *before, last = step.nodes
         refuse({f"the step ends with {last.op}, not with a softmax": last.op != SOFTMAX})
         given, rank = json.loads(last.attrs[ARGUMENTS]), len(last.types[0].shape)
-        dtypes = {type_.dtype for _, type_ in (*step.inputs, *step.outputs)}
-        dtypes |= {type_.dtype for node in before for type_ in node.types}
         refuse(
             {
-                **vector_kernel.not_an_element(*dtypes),
+                **pointwise_chain.not_elements(step),
                 "only along the last axis": rank == 0 or given["dim"] % rank != rank - 1,
                 "there is nothing to compute": last.types[0].numel == 0,
                 "autograd is to remember it": WANTED in last.attrs,
@@ -93,8 +92,12 @@ class Softmax(CudaFamily[SoftmaxParts]):
         geometry = pointwise_chain.geometry_of(parts.before, parts.expression, "nchw", 1)
         chain = struct(
             "Chain",
-            pointwise_chain.members(parts.expression, geometry),
-            T=vector_kernel.ELEMENTS[parts.type.dtype],
+            pointwise_chain.members(
+                parts.expression,
+                geometry,
+                [parts.before.types[operand.name].dtype for operand in parts.expression.operands],
+                [type_.dtype for _, type_ in parts.step.outputs],
+            ),
             Index=vector_kernel.index_of(parts.type.numel),
             kSize=parts.size,
             kLanes=config["lanes"],

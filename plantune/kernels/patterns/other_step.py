@@ -123,7 +123,9 @@ def _of_wide_pixels(step: Step, conv: Node) -> Step:
 
 def filter_arrangement(step: Step, name: str) -> Arrangement:
     """A convolution's weight as (O, R, S, C), as the step that was asked for has it."""
-    arrangement = conv_weight(step.types[name])
+    products = (node.types[0].torch_dtype for node in step.nodes if name in node.inputs[1:])
+    dtype = next(products, step.types[name].torch_dtype)
+    arrangement = replace(conv_weight(step.types[name]), dtype=dtype)
     if not isinstance(step, OtherStep) or step.asked.types[name] == step.types[name]:
         return arrangement
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from plantune.base.canonical import canonical
+
 from ..conftest import Builder, Emit
 
 F32 = "float32"
@@ -136,9 +138,89 @@ POOL_GRAD: Mapping[str, Emit] = {
     ),
 }
 
+SAME = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
+WIDE = (2, 24, 6, 5)
+
+
+def convolved(b: Builder, channels: int = 16) -> str:
+    """In float32, though the convolution is one of few digits."""
+    image = b.x(2, channels, 6, 5)
+    return b.wide(b.conv(image, b.w(WIDE[1], channels, 3, 3), padding=(1, 1)))
+
+
+def fixup(b: Builder, channels: int = 16) -> str:
+    y = b("mul", convolved(b, channels), scalar(b))
+    y = b("relu", b("add", y, scalar(b)))
+    return b.cast(b("add", y, scalar(b)))
+
+
+def with_residual(b: Builder, residual: str, stored: str) -> str:
+    added = b.x(*WIDE, dtype=residual)
+    y = b("add_channel", convolved(b), b.w(WIDE[1], dtype=F32), axis=1)
+    y = b("relu", b("add", y, added if residual == F32 else b.wide(added)))
+    return y if stored == F32 else b.cast(y)
+
+
+def scaled(b: Builder) -> str:
+    """A layer scale, and a stream of float32."""
+    y = b("mul_channel", convolved(b), b.w(WIDE[1], dtype=F32), axis=1)
+    return b("add", y, b.x(*WIDE, dtype=F32))
+
+
+def of_rows(b: Builder) -> str:
+    y = b("matmul", b.x(9, 16), b.w(24, 16), transpose_a=False, transpose_b=True)
+    y = b("add_channel", y, b.w(24), axis=1)
+    return b("add", b.wide(y), b.x(9, 24, dtype=F32))
+
+
+CONV: Mapping[str, Emit] = {
+    "scalars": fixup,
+    "scalars, odd channels": lambda b: fixup(b, 10),
+    "stored wide": convolved,
+    "a wide stream": scaled,
+    "a wide residual": lambda b: with_residual(b, F32, b.dtype),
+    "a narrow residual, stored wide": lambda b: with_residual(b, b.dtype, F32),
+    "a narrow residual": lambda b: with_residual(b, b.dtype, b.dtype),
+    "rows": of_rows,
+}
+
+
+def image_gradient(b: Builder) -> str:
+    dy, w = b.x(2, 16, 6, 5), b.w(16, 24, 3, 3)
+    return b.wide(b("conv2d_dgrad", dy, w, shape=WIDE, **SAME))
+
+
+DGRAD: Mapping[str, Emit] = {
+    "stored wide": image_gradient,
+    "added to a wide one": lambda b: b("add", image_gradient(b), b.x(*WIDE, dtype=F32)),
+    "added to a wide one, stored narrow": lambda b: b.cast(
+        b("add", image_gradient(b), b.x(*WIDE, dtype=F32))
+    ),
+}
+WGRAD: Mapping[str, Emit] = {
+    "of a wide weight": lambda b: b.wide(
+        b("conv2d_wgrad", b.x(2, 16, 6, 5), b.x(*WIDE), shape=(16, 24, 3, 3), **SAME)
+    ),
+}
+
+
+def softmax(b: Builder, x: str) -> str:
+    return b("aten.softmax.int", x, arguments=canonical({"self": {"tensor": 0}, "dim": -1}))
+
+
+SOFTMAX: Mapping[str, Emit] = {
+    "scores": lambda b: b.cast(softmax(b, b("add", b.wide(b.x(2, 3, 9, 9)), b.x(9, 9, dtype=F32)))),
+    "stored wide": lambda b: softmax(b, b.wide(b.x(5, 96))),
+}
+
+
 MIXED: Mapping[str, Mapping[str, Emit]] = {
+    "implicit_gemm_conv": CONV,
+    "implicit_gemm_dgrad": DGRAD,
+    "implicit_gemm_wgrad": WGRAD,
     "pointwise": POINTWISE,
     "pointwise_sum": POINTWISE_SUM,
     "pool": POOL,
     "pool_grad": POOL_GRAD,
+    "softmax": SOFTMAX,
 }

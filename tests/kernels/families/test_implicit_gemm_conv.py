@@ -261,7 +261,7 @@ def test_channels_that_make_no_whole_vectors_are_moved_by_fewer(
     assert FAMILY.parts(step).access(SMALL) == access
     arch = load_arch("sm80")
     assert FAMILY.why_not_config(FAMILY.parts(step), SMALL, arch) is None
-    assert f"{access}>;" in FAMILY.source(FAMILY.parts(step), SMALL, arch)
+    assert f", {access}, half_t, half_t>;" in FAMILY.source(FAMILY.parts(step), SMALL, arch)
     if access == 2:
         build_within_limits(FAMILY, step, SMALL, arch)
 

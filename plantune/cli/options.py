@@ -23,7 +23,7 @@ from plantune.cli.stdout import take_stdout
 from plantune.errors import UnknownNetwork
 from plantune.models.factory import is_factory
 from plantune.models.registry import network, network_names
-from plantune.plans.workload import ELEMENTS_MAX, Workload
+from plantune.plans.workload import BATCH_MAX, ELEMENTS_MAX, Workload
 from plantune.space.arch import ARCH_NAMES
 
 Command = Callable[..., None]
@@ -36,7 +36,6 @@ PLANS = "PLANTUNE_PLANS"
 # Digits of other scripts are digits to Python too.
 SIZE, NUMBER = re.compile(r"0*[1-9][0-9]{0,17}"), re.compile(r"[0-9]{1,9}")
 SECONDS_TEXT = re.compile(r"[0-9.eE+-]+")
-BATCH_MAX = 1 << 24
 WEEK_S = 7 * 24 * 3600
 SEED_MAX = (1 << 31) - 2
 

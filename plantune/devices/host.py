@@ -23,6 +23,11 @@ def cxx_compiler() -> str | None:
 _compilers: dict[tuple[str | None, str | None], str | None] = {}
 
 
+def give_way() -> None:
+    """This thread, and the compilers that it starts, leave the cores to what somebody waits for."""
+    os.nice(10)
+
+
 def process_fields(pid: int) -> list[str]:
     """What /proc/PID/stat says of a process after its name, the state first; nothing of one that is
     gone.

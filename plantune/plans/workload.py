@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FIELDS = ("arch", "batch", "mode", "dtype", "in_channels")
 # Of one input: no machine has the memory, and torch counts no further than 63 bits.
 ELEMENTS_MAX = 1 << 40
+BATCH_MAX = 1 << 24
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from plantune.devices.host import cxx_compiler
+from plantune.devices.host import cxx_compiler, give_way
 from plantune.errors import BuildError, PlantuneError
 from plantune.measure.worker.builder import Builder
 from plantune.measure.worker.client import Worker
@@ -18,7 +18,6 @@ from plantune.space.arch import Arch
 
 # Measuring and this process need a core each.
 CORES_LEFT_FREE = 2
-NICENESS = 10
 POLL_S = 0.05
 
 Build = Callable[[StepCandidate], object]
@@ -100,7 +99,7 @@ class Builds:
         return self._sources[candidate.key]
 
     def _work(self) -> None:
-        os.nice(NICENESS)  # of this thread and of the compilers that it starts
+        give_way()
         with suppress(PlantuneError):  # the first build raises it again
             self._prepare()
         while (candidate := self._next()) is not None:

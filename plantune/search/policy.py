@@ -60,7 +60,6 @@ DEPTH = 6
 WAIT_S = 0.5
 # Where nothing can be started, how long to wait for an outcome before looking again.
 POLL_S = 0.1
-REASON_LENGTH = 4000
 # More than any graph takes.
 UNSURE_US = 1e9
 

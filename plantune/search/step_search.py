@@ -13,6 +13,7 @@ from plantune.errors import OutOfTime
 from plantune.graph import Graph
 from plantune.kernels.conversions import conversion_cost
 from plantune.kernels.family import Candidate
+from plantune.measure.limits import REASON_LENGTH
 from plantune.plans.plan import Plan
 from plantune.plans.planner.candidates import (
     LONG_BUILD_S,
@@ -242,7 +243,7 @@ class StepSearch:
         if failure is None:
             self._pool.start(candidate, policy.SLOWER * self.costs.fastest_us(candidate.step))
         else:
-            self._learn(candidate, Rejected("build", failure[: policy.REASON_LENGTH]))
+            self._learn(candidate, Rejected("build", failure[:REASON_LENGTH]))
 
     def _land(self, budget: Budget, report: Report, timeout_s: float | None = None) -> None:
         """Learns the outcome of the next candidate that was measured."""

@@ -15,11 +15,11 @@ from plantune.kernels.registry import is_family
 from plantune.plans.database.rows import EVIDENCE, StoredPlan
 from plantune.plans.plan import Plan
 from plantune.plans.problem import Problem
+from plantune.plans.workload import BATCH_MAX
 from plantune.plans.written_words import PREDICTED
 from plantune.space.arch import ARCH_NAMES
 from plantune.space.search_space import load_search_space
 
-BATCH_MAX = 1 << 24
 ARGUMENTS_MAX, RANK_MAX = 1000, 16
 NAME_LENGTH, TEXT_LENGTH, NODE_LENGTH = 100, 300, 500
 _DIGEST = re.compile(r"[0-9a-f]{64}")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from plantune.devices.host import give_way
 from plantune.errors import PlantuneError
 from plantune.kernels.build import build
 from plantune.plans.checked_plan import CheckedPlan
 
 if TYPE_CHECKING:
     from plantune.runtime.captured.stock import Stock
-
-NICENESS = 10
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Shipped:
     def build(self) -> None:
         """Compiles its kernels, one after the other, for the cache of this process."""
         with suppress(OSError):
-            os.nice(NICENESS)  # of this thread and of the compilers that it starts
+            give_way()
         # What fails is met again by the proof.
         with suppress(PlantuneError):
             checked = self.check()

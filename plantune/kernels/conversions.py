@@ -52,5 +52,7 @@ def conversion_cost(arch: Arch) -> ConversionCost:
     share = 1.0
     if arch.chip is not None:
         share = arch.chip.memory_gb_per_s / measured_chip().memory_gb_per_s
-    rates = (cost.get(f"{word}bytes_per_us", cost["bytes_per_us"]) for word in KINDS)
-    return ConversionCost(cost["launch_us"], *(r * share for r in rates), arch.kind == "cuda")
+    plain, odd, strided = (
+        share * cost.get(f"{word}bytes_per_us", cost["bytes_per_us"]) for word in KINDS
+    )
+    return ConversionCost(cost["launch_us"], plain, odd, strided, on_gpu=arch.kind == "cuda")

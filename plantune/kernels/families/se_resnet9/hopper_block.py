@@ -110,7 +110,8 @@ class HopperBlock(hopper.HopperFamily[BlockParts]):
         constants = design.constants(
             parts.epilogue,
             first.chain,
-            **{"kR2": second.r, "kS2": second.s},
+            kR2=second.r,
+            kS2=second.s,
             kMidScale=first.scale is not None,
             kMidBias=first.bias is not None,
             MidExpression=expression(first.chain),

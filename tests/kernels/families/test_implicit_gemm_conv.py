@@ -273,7 +273,8 @@ static_assert(sizeof(plantune::ConvProblem) == {problem}, "");
 static_assert(sizeof(plantune::ConvOperands) == {operands}, "");
 """
 MAIN_LOOP = """using Conv{i} = plantune::ImplicitGemmConv<
-    {arguments}, conv::IteratorAlgorithm::kOptimized, plantune::Value, {access}>;
+    {arguments}, conv::IteratorAlgorithm::kOptimized, plantune::Value, {access}, {element},
+    {element}>;
 static_assert(sizeof(Conv{i}::SharedStorage) == {shared_bytes}, "");
 static_assert(Conv{i}::kThreads == {threads}, "");
 static_assert(sizeof(Conv{i}::Report) == {report}, "");
@@ -298,6 +299,7 @@ def test_shared_memory_is_known_before_the_build(arch_name):
         source += MAIN_LOOP.format(
             i=i,
             arguments=loop.arguments(arch),
+            element=ELEMENTS[loop.dtype],
             access=loop.access or loop.vector,
             shared_bytes=loop.shared_bytes(arch),
             threads=loop.threads,

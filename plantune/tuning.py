@@ -41,7 +41,7 @@ from plantune.runtime.module import TunedModule
 from plantune.runtime.summary import headline_of, runs_of
 from plantune.search.first_interrupt import FirstInterrupt, first_interrupt
 from plantune.search.keeping import KeepingDatabase
-from plantune.search.results import Report, Result, Settings, silent
+from plantune.search.results import Report, Result, SearchOptions, silent
 from plantune.search.session import KEPT_EARLY, Manner, Sought, search_plan
 
 # What keeps a search from a machine that is busy, too small or broken. The module runs there.
@@ -176,8 +176,8 @@ def search_for(
     manner = Manner(report, _warn, 2 * budget_s + SLACK_S, saving or _undisturbed)
     with closing(_database()) as opened:
         keeping = KeepingDatabase(opened, _warn)
-        settings = Settings(budget_s, seed, routes=routes)
-        result = search_plan(sought, settings, keeping, environment_of(device), manner)
+        options = SearchOptions(budget_s, seed, routes=routes)
+        result = search_plan(sought, options, keeping, environment_of(device), manner)
     if result.nothing_left is not None:
         warn(f"{sought.problem.network}: {result.unraced}", NoPlanLeft)
     stored = keeping.plan_id is not None or result.known is not None

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import plantune
 from plantune.plans.guess import hand_plan
 from plantune.plans.plan import Plan
-from plantune.report.progress import PHASES
+from plantune.report.progress import STAGES
 from plantune.search.results import Progress, Result, StepsSum
 from plantune.space.search_space import load_search_space
 from plantune.tuning import sought_for
@@ -268,10 +268,10 @@ print(json.dumps(plans))
 
 
 @pytest.mark.parametrize(
-    "phase",
+    "stage",
     ["measuring", *(pytest.param(p, marks=pytest.mark.slow) for p in ("ranking", "racing"))],
 )
-def test_a_real_search_in_each_phase(phase: str) -> None:
+def test_a_real_search_in_each_phase(stage: str) -> None:
     """Whatever it has found by then, both agree."""
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT],
@@ -281,12 +281,12 @@ def test_a_real_search_in_each_phase(phase: str) -> None:
         text=True,
     )
     assert process.stderr is not None
-    assert any(line.startswith(PHASES[phase]) for line in iter(process.stderr.readline, ""))
+    assert any(line.startswith(STAGES[stage]) for line in iter(process.stderr.readline, ""))
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate()
     assert process.returncode == 0, errors
     assert "Traceback" not in errors
     tuned, later = json.loads(output)
     assert tuned == later
-    if phase != "racing":
+    if stage != "racing":
         assert tuned[0] == "eager"

@@ -68,7 +68,7 @@ class FakeSearch:
         tape: Any,
     ) -> None:
         FakeSearch.made.append(self)
-        self.graph, self.settings, self.tape = graph, settings, tape
+        self.graph, self.options, self.tape = graph, settings, tape
         self._database, self._here, self._report = database, here, report
         space = load_search_space("cpu")
         self.plan = hand_plan(graph, space, network=problem.network, without=("winograd",))
@@ -113,7 +113,7 @@ def test_it_runs_from_the_plan_that_was_found_and_so_does_optimize_later(
     module = Net().eval()
     model = tuned(module, budget=7)
     (search,) = fake.made
-    assert (search.settings.budget_s, len(search.tape.inputs)) == (7, 2)
+    assert (search.options.budget_s, len(search.tape.inputs)) == (7, 2)
     later = plantune.optimize(nn.ModuleDict({"inner": module})["inner"], *INPUTS, **NAMED)
     for each in (model, later):
         torch.testing.assert_close(each(*INPUTS, **NAMED), module(*INPUTS, **NAMED))

@@ -232,7 +232,7 @@ def _show(
     if route != PROGRAM:
         console.say(f"in the race that decided this: {Standing.of(route, evidence).headline()}")
     console.say(bench_text.queued_table(document, console.width))
-    for more in (bench_text.single_table, bench_text.phases_table):
+    for more in (bench_text.single_table, bench_text.parts_table):
         if (text := more(document, console.width)) is not None:
             console.say()
             console.say(text)

@@ -28,7 +28,7 @@ from plantune.report.tables import machine_text
 if TYPE_CHECKING:
     from plantune.devices.gpus import Slot
     from plantune.search.keeping import KeepingDatabase
-    from plantune.search.results import Progress, Settings
+    from plantune.search.results import Progress, SearchOptions
 
 NOTHING = "interrupted before anything was measured; nothing was saved"
 
@@ -165,7 +165,7 @@ def _search(console: Console, place: Path | None, workload: Workload, how: How) 
             note(hint)
         sought = Sought(workload.graph, workload.problem, workload.tape)
         spent_s = time.monotonic() - began
-        settings = replace(_settings(keeping, how, slots), spent_s=spent_s)
+        options = replace(_options(keeping, how, slots), spent_s=spent_s)
         with ProgressLine(sys.stderr) as line:
 
             def report(progress: Progress) -> None:
@@ -182,7 +182,7 @@ def _search(console: Console, place: Path | None, workload: Workload, how: How) 
 
             manner = Manner(report, _say, how.wait_s, saving, quiet)
             try:
-                result = search_plan(sought, settings, keeping, environment, manner)
+                result = search_plan(sought, options, keeping, environment, manner)
             except KeyboardInterrupt as error:
                 raise click.ClickException(NOTHING) from error
     if result.nothing_left is not None:
@@ -210,14 +210,14 @@ def _slots(workload: Workload, how: How) -> tuple[Slot, ...]:
     return slots_of(load_arch(workload.arch), how.gpus or None)
 
 
-def _settings(keeping: KeepingDatabase, how: How, slots: tuple[Slot, ...]) -> Settings:
+def _options(keeping: KeepingDatabase, how: How, slots: tuple[Slot, ...]) -> SearchOptions:
     from plantune.cli.storage import storage_for
-    from plantune.search.results import Patience, Settings
+    from plantune.search.results import Patience, SearchOptions
     from plantune.search.shared.rdb import is_shareable
 
     storage = storage_for(how.storage, keeping.path, how.seed)
     shared = how.storage is not None and storage is not None and is_shareable(storage)
-    return Settings(
+    return SearchOptions(
         how.budget,
         how.seed,
         how.fresh,

@@ -15,7 +15,7 @@ from plantune.plans.plan import Plan
 from plantune.plans.standing import EAGER, Standing
 from plantune.plans.workload import Workload
 from plantune.plans.written_words import ROUTE
-from plantune.report.progress import phase_text
+from plantune.report.progress import stage_text
 from plantune.report.tables import counted
 from plantune.search.keeping import KeepingDatabase
 
@@ -49,9 +49,9 @@ def tried_text(result: Result, seconds: float) -> str:
 
 
 def phases_text(result: Result) -> str:
-    """What each phase took; nothing of what was over at once."""
-    took_long = ((phase, took) for phase, took in result.phases_s.items() if took >= 0.5)
-    return ", ".join(f"{phase_text(phase)} {took:.0f} s" for phase, took in took_long)
+    """What each stage took; nothing of what was over at once."""
+    took_long = ((stage, took) for stage, took in result.stages_s.items() if took >= 0.5)
+    return ", ".join(f"{stage_text(stage)} {took:.0f} s" for stage, took in took_long)
 
 
 IN_MEMORY = "there is no writable plan database"
@@ -182,7 +182,7 @@ def _document(
         "raced": result.race is not None,
         "elsewhere": result.elsewhere,
         "notes": list(result.notes),
-        "phases_s": {phase: round(took, 3) for phase, took in result.phases_s.items()},
+        "phases_s": {stage: round(took, 3) for stage, took in result.stages_s.items()},
         "seconds": round(seconds, 3),
         "plan": result.plan.to_json(),
     }

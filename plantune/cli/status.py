@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from plantune.base.storage_urls import shown
 from plantune.cli.console import Console, bold, note
-from plantune.report.progress import phase_text
+from plantune.report.progress import stage_text
 from plantune.report.tables import counted
 
 if TYPE_CHECKING:
@@ -44,5 +44,5 @@ def _line(member: Member) -> str:
     detail = member.reported.get("detail") or ""
     seen = f", seen {member.reported['at']}" if "at" in member.reported else ""
     what = f" - {detail}" if detail and member.state == "measuring" else ""
-    state = phase_text(member.state)
+    state = stage_text(member.state)
     return f"{member.host}, process {member.pid}: {state}, {member.measured} done{seen}{what}"

@@ -12,7 +12,7 @@ import torch
 from plantune.devices.cuda.capture import capture
 from plantune.errors import CannotJudge, CaptureError, PlantuneError
 
-Call = Callable[[], object]
+Runnable = Callable[[], object]
 # How torch and C++ say that memory ran out; Python says MemoryError.
 OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc")
 COMMON_MEMORY = (0, 0)  # of torch's allocator
@@ -55,14 +55,14 @@ class Device:
         """What torch takes of the GPU's memory for live tensors; None on the CPU (not tracked)."""
         return None
 
-    def peak_bytes(self, call: Call) -> int | None:
+    def peak_bytes(self, call: Runnable) -> int | None:
         """The most that it takes in a call, the memory of captured graphs included."""
         return None
 
     def give_back_memory(self) -> None:
         """Unmaps free memory: a use of it fails instead of reading stale data."""
 
-    def captured(self, call: Call) -> Call:
+    def captured(self, call: Runnable) -> Runnable:
         """The work of one call, to be repeated; raises CaptureError. Needs `own_stream`."""
         return call
 
@@ -102,7 +102,7 @@ class Gpu(Device):
         torch.cuda.empty_cache()
         return torch.cuda.memory_allocated(self.place) + self._idle_in_graphs()
 
-    def peak_bytes(self, call: Call) -> int:
+    def peak_bytes(self, call: Runnable) -> int:
         self.held_bytes()
         torch.cuda.reset_peak_memory_stats(self.place)
         call()
@@ -126,7 +126,7 @@ class Gpu(Device):
             return True
         return False
 
-    def captured(self, call: Call) -> Call:
+    def captured(self, call: Runnable) -> Runnable:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.place)
         self.synchronize()
         try:
@@ -143,7 +143,7 @@ class _Replay:
     """A captured call. The graph reads and writes memory that only the call holds."""
 
     graph: torch.cuda.CUDAGraph
-    call: Call
+    call: Runnable
 
     def __call__(self) -> None:
         self.graph.replay()

@@ -11,12 +11,13 @@ from collections import Counter
 import torch
 
 from plantune.devices.cuda.workspaces import kept_workspaces
+from plantune.devices.device import Runnable
 from plantune.graph import Node, Step
 from plantune.graph.fusions import Fusion, Item
 from plantune.graph.ops.conv import geometry
 from plantune.graph.ops.matmul import operands
 from plantune.kernels.family import Values
-from plantune.kernels.torch_ops import Call, call_of
+from plantune.kernels.torch_ops import call_of
 
 Calls = tuple[tuple[Node, ...], ...]
 # With their biases. cuDNN's convolution has none: there eager adds it in a launch of its own.
@@ -50,7 +51,7 @@ def is_one_call(step: Step, kind: str) -> bool:
     return len(step.nodes) == 2 and len(calls_in(step)) == 1 and step.ops[0] in BIASED[kind]
 
 
-def call_together(nodes: tuple[Node, ...], values: Values, loose: frozenset[str]) -> Call:
+def call_together(nodes: tuple[Node, ...], values: Values, loose: frozenset[str]) -> Runnable:
     """What runs the nodes of one call in each launch."""
     if len(nodes) == 1:
         return call_of(nodes[0], values, loose)

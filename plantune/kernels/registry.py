@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from importlib.metadata import entry_points
 
+from plantune.base.environment_variables import extra_families
 from plantune.base.nearest import hint
-from plantune.base.settings import extra_families
 from plantune.base.warning import warn
 from plantune.devices.cuda.flags import float32_precisions
 from plantune.devices.host import NO_COMPILER

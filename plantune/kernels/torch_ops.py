@@ -16,6 +16,7 @@ from torch import Tensor
 
 from plantune.base.op_mode import OpMode
 from plantune.devices.cuda.workspaces import kept_workspaces
+from plantune.devices.device import Runnable
 from plantune.graph import Attrs, Node, TensorType
 from plantune.graph.ops import op_named
 from plantune.graph.ops.functions import FunctionOp
@@ -85,7 +86,6 @@ def _without_advice(call: Callable[[], None]) -> None:
 aten = torch.ops.aten
 # The results of these are, or may be, views in torch.
 VIEWS = ("broadcast_to", "permute", "reshape")
-Call = Callable[[], object]
 Run = Callable[..., object]
 Writer = Callable[..., Run]
 
@@ -259,7 +259,7 @@ WRITERS: dict[str, Writer] = {
 }
 
 
-def call_of(node: Node, values: Values, loose: Collection[str] = ()) -> Call:
+def call_of(node: Node, values: Values, loose: Collection[str] = ()) -> Runnable:
     """What runs a node in each launch, on the inputs that are then among the values.
 
     Of ops that the framework cannot write elsewhere, the result replaces the value. Those in

@@ -17,7 +17,7 @@ from plantune.space.arch import load_arch
 # Others on less than this part of a core, and a host that takes less, disturb little.
 BUSY_CORES = 0.25
 STOLEN_CORES = 0.1
-# A loop that takes so much longer than at its best was in a slow phase.
+# A loop that takes so much longer than at its best was in a slow spell.
 SLOW = 1.3
 # A loop of this length takes a fraction of a millisecond.
 PULSE_SIZE, PULSES = 20_000, 20

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from plantune.base.outcome import Rejected
-from plantune.devices.device import CPU, Call, Device, framework_alone
+from plantune.devices.device import CPU, Device, Runnable, framework_alone
 from plantune.devices.gpus import device_for
 from plantune.graph import Graph, Step
 from plantune.graph.layouts import in_layout
@@ -47,7 +47,7 @@ def time_programs(
         return []
     device = device_for(load_arch(plans[0].problem.arch))
     values = draw_values(graph, seed, device)
-    prepared: list[Call | Rejected] = []
+    prepared: list[Runnable | Rejected] = []
     for plan in plans:
         if prepared and effort.is_over:
             prepared.append(Rejected("timeout", NO_TIME))
@@ -61,12 +61,12 @@ def time_programs(
     return [item if isinstance(item, Rejected) else next(timings) for item in prepared]
 
 
-def _checked_pass(graph: Graph, plan: Plan, values: Values, device: Device) -> Call:
+def _checked_pass(graph: Graph, plan: Plan, values: Values, device: Device) -> Runnable:
     checked = check_plan(plan, graph, load_search_space(plan.problem.arch))
     return pass_that_runs(checked, values, device)
 
 
-def pass_that_runs(checked: CheckedPlan, values: Values, device: Device) -> Call:
+def pass_that_runs(checked: CheckedPlan, values: Values, device: Device) -> Runnable:
     """A pass that has run once: what does not run at all is not timed."""
     call = one_pass(program_on(device.place, checked), values)
     try:
@@ -80,7 +80,7 @@ def pass_that_runs(checked: CheckedPlan, values: Values, device: Device) -> Call
     return call
 
 
-def one_pass(program: Program | CapturedProgram, values: Values) -> Call:
+def one_pass(program: Program | CapturedProgram, values: Values) -> Runnable:
     """A program with its weights prepared, as a call."""
     graph = program.graph
     program.refresh(values)
@@ -137,7 +137,7 @@ def pass_cost(graph: Graph, plan: Plan, runs: int, seed: int = 0) -> PassCost:
     return PassCost(cpu, gpu, _kernels(call, device) or launches(checked))
 
 
-def _host_us(call: Call, device: Device) -> float:
+def _host_us(call: Runnable, device: Device) -> float:
     device.synchronize()
     return HOST.batch_us(call, 1)
 
@@ -152,7 +152,7 @@ def launches(checked: CheckedPlan) -> int:
     )
 
 
-def _kernels(call: Call, device: Device) -> int:
+def _kernels(call: Runnable, device: Device) -> int:
     """What the GPU ran in one call, as torch's profiler saw it; 0 if it may not look."""
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         call()

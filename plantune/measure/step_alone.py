@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from plantune.devices.device import Call, Device
+from plantune.devices.device import Device, Runnable
 from plantune.devices.gpus import device_for
 from plantune.devices.machine import arch_of
 from plantune.graph.layouts import view_bytes
@@ -18,7 +18,7 @@ from plantune.kernels.resolved import ResolvedStep
 from plantune.kernels.weights.preparation import Preparation
 from plantune.measure.inputs import draw_inputs
 from plantune.runtime.program.binding import bind, fresh, made_for
-from plantune.runtime.program.schedule import Launch
+from plantune.runtime.program.schedule import ScheduledStep
 from plantune.space.arch import Arch, load_arch
 
 # A replayed graph takes some 2 us to start; one this long hides it.
@@ -45,7 +45,7 @@ class StepAlone(ABC):
         portable: bool = False,
     ) -> None:
         self.chosen, self.step, self.device = chosen, chosen.step, device
-        launch = Launch(chosen)
+        launch = ScheduledStep(chosen)
         self._layouts, self._aliases = launch.layouts, launch.aliases
         self._adopts, self._workspace = launch.adopts, launch.workspace
         self.values = made_for(launch, self._take)
@@ -107,7 +107,7 @@ class TimedStep(StepAlone):
         for name in (*self._adopts, *self._aliases):
             del self.values[name]
 
-    def repeated(self, time_us: Callable[[Call], float]) -> tuple[Call, int]:
+    def repeated(self, time_us: Callable[[Runnable], float]) -> tuple[Runnable, int]:
         """A call for the clock and how many launches it makes; `time_us` times a call.
 
         If the device has graphs, it replays one with several launches in a row.
@@ -121,7 +121,7 @@ class TimedStep(StepAlone):
         count = min(math.ceil(GRAPH_US / max(once_us, 0.1)), MOST_LAUNCHES)
         return (few, FEW_LAUNCHES) if count <= FEW_LAUNCHES else (self._graph(count), count)
 
-    def _graph(self, launches: int) -> Call:
+    def _graph(self, launches: int) -> Runnable:
         def all_launches() -> None:
             for _ in range(launches):
                 self.launch()

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from plantune.devices.cuda.capture import no_collection
-from plantune.devices.device import Call
+from plantune.devices.device import Runnable
 from plantune.measure.watches import HOST, Sample, Watch
 from plantune.plans.verdict import Interval
 
@@ -148,12 +148,14 @@ class Timing:
         return statistics.quantiles(self.samples_us, method="inclusive")
 
 
-def time_call(call: Call, effort: Effort, watch: Watch = HOST) -> Timing:
+def time_call(call: Runnable, effort: Effort, watch: Watch = HOST) -> Timing:
     """Times one callable."""
     return time_interleaved([call], effort, watch)[0]
 
 
-def time_interleaved(calls: Sequence[Call], effort: Effort, watch: Watch = HOST) -> list[Timing]:
+def time_interleaved(
+    calls: Sequence[Runnable], effort: Effort, watch: Watch = HOST
+) -> list[Timing]:
     """Times callables in turns, so that a drift of the machine meets all of them.
 
     Sample number i of each is from the same round. Each round has an order of its own, and each
@@ -181,7 +183,9 @@ def time_interleaved(calls: Sequence[Call], effort: Effort, watch: Watch = HOST)
     return timings
 
 
-def _round(calls: Sequence[Call], counts: Sequence[int], number: int, watch: Watch) -> list[Sample]:
+def _round(
+    calls: Sequence[Runnable], counts: Sequence[int], number: int, watch: Watch
+) -> list[Sample]:
     """A sample of each callable."""
     turns = {}
     for place in order_of_round(len(calls), number):
@@ -281,7 +285,7 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
     return statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
 
 
-def _warm_up(call: Call, effort: Effort, batch_s: float, watch: Watch) -> int:
+def _warm_up(call: Runnable, effort: Effort, batch_s: float, watch: Watch) -> int:
     """Calls until the time to warm up is over; returns how many calls make a batch."""
     end = time.perf_counter_ns() + effort.warm_up_s * 1e9
     batch_us = batch_s * 1e6

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from plantune.devices.device import Call, Device, first_line
+from plantune.devices.device import Device, Runnable, first_line
 from plantune.devices.gpus import device_for
 from plantune.errors import CaptureError, CudaError, WrongResult
 from plantune.graph.layouts import MEMORY_FORMATS, strictly_in_layout
@@ -115,8 +115,8 @@ class Trial(StepAlone):
         self._doing = "binding"
         place, portable = device or device_for(arch), device is not None
         super().__init__(chosen, arch, place, portable=portable)
-        self._refresh: Call | None = self._binding.refresh
-        self._launch: Call = self._run
+        self._refresh: Runnable | None = self._binding.refresh
+        self._launch: Runnable = self._run
 
     def _take(self, name: str, size_bytes: int) -> tuple[Tensor, int]:
         buffer = self._written[name] = Buffer(size_bytes, self.device.place)

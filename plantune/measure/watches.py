@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 
 from plantune.devices.cuda.nvml import is_slowed, sm_clock_mhz
-from plantune.devices.device import Call, Device
+from plantune.devices.device import Device, Runnable
 
 # The clock takes some 0.05 us; a batch is so long that this is nothing.
 LEAST_BATCH_S = 200e-6
@@ -46,7 +46,7 @@ class Watch:
     cache: ClassVar[str] = "warm"
     clocks_mhz: Sequence[int] = ()
 
-    def batch_us(self, call: Call, count: int) -> float:
+    def batch_us(self, call: Runnable, count: int) -> float:
         """The time of one call in a batch of `count`."""
         repeats = range(count)
         start = time.perf_counter_ns()
@@ -54,7 +54,7 @@ class Watch:
             call()
         return (time.perf_counter_ns() - start) / count / 1e3
 
-    def sample(self, call: Call, count: int) -> Sample:
+    def sample(self, call: Runnable, count: int) -> Sample:
         """The time, and what disturbed it."""
         waited, start = waited_ns(), time.perf_counter_ns()
         time_us = self.batch_us(call, count)
@@ -81,7 +81,7 @@ class ColdWatch(Watch):
     def __init__(self) -> None:
         self._others = torch.zeros(BYTES_PER_THREAD * torch.get_num_threads() // 4)
 
-    def batch_us(self, call: Call, count: int) -> float:
+    def batch_us(self, call: Runnable, count: int) -> float:
         total_ns = 0
         for _ in range(count):
             self._others.add_(1.0)
@@ -102,7 +102,7 @@ class CallWatch(Watch):
         self._device = device
         self.clocks_mhz: list[int] = []
 
-    def batch_us(self, call: Call, count: int) -> float:
+    def batch_us(self, call: Runnable, count: int) -> float:
         repeats = range(count)
         self._device.synchronize()
         start = time.perf_counter_ns()
@@ -111,7 +111,7 @@ class CallWatch(Watch):
         self._device.synchronize()
         return (time.perf_counter_ns() - start) / count / 1e3
 
-    def sample(self, call: Call, count: int) -> Sample:
+    def sample(self, call: Runnable, count: int) -> Sample:
         sample = super().sample(call, count)
         if (clock := sm_clock_mhz(self._device.place.index)) is not None:
             self.clocks_mhz.append(clock)
@@ -126,7 +126,7 @@ class KernelWatch(CallWatch):
         self._start = torch.cuda.Event(enable_timing=True)
         self._end = torch.cuda.Event(enable_timing=True)
 
-    def batch_us(self, call: Call, count: int) -> float:
+    def batch_us(self, call: Runnable, count: int) -> float:
         self._start.record()
         for _ in range(count):
             call()
@@ -135,7 +135,7 @@ class KernelWatch(CallWatch):
         time_ms: float = self._start.elapsed_time(self._end)
         return time_ms * 1e3 / count
 
-    def sample(self, call: Call, count: int) -> Sample:
+    def sample(self, call: Runnable, count: int) -> Sample:
         time_us = self.batch_us(call, count)
         return Sample(time_us, float(is_slowed(self._device.place.index)))
 

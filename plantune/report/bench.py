@@ -121,7 +121,7 @@ def _details(race: Race, name: str, detail: Detail, search_s: float | None) -> d
         },
         "host_ms": _ms(detail.host_us),
         "gpu_ms": _ms(detail.gpu_us),
-        "phases_ms": _phases(detail, race.timings[name]),
+        "phases_ms": _parts(detail, race.timings[name]),
         "static_input": detail.static,
         "build_s": round(detail.build_s, 3),
         "build_cached": detail.cached,
@@ -134,12 +134,12 @@ def _details(race: Race, name: str, detail: Detail, search_s: float | None) -> d
     }
 
 
-def _phases(detail: Detail, timing: Timing) -> dict[str, float] | None:
-    """With what a call takes beside its phases, so that they add up; None if none are known."""
-    if not detail.phases_us:
+def _parts(detail: Detail, timing: Timing) -> dict[str, float] | None:
+    """With what a call takes beside its parts, so that they add up; None if none are known."""
+    if not detail.parts_us:
         return None
-    phases = {name: us / 1e3 for name, us in detail.phases_us.items()}
-    return {**phases, "other": timing.median_us / 1e3 - sum(phases.values())}
+    parts = {name: us / 1e3 for name, us in detail.parts_us.items()}
+    return {**parts, "other": timing.median_us / 1e3 - sum(parts.values())}
 
 
 def _paid_after(race: Race, name: str, spent_s: float) -> int | None:

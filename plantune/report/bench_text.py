@@ -136,8 +136,8 @@ def _mib(peak: float | None) -> str:
     return "-" if peak is None else f"{peak:.0f}"
 
 
-def phases_table(document: Mapping[str, Any], width: int | None = None) -> str | None:
-    """What the phases of a call in training take; None if no route's are known."""
+def parts_table(document: Mapping[str, Any], width: int | None = None) -> str | None:
+    """What the parts of a call in training take; None if no route's are known."""
     rows = [row for row in by_time(document) if row.get("phases_ms")]
     if not rows:
         return None

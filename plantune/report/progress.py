@@ -22,8 +22,8 @@ LONG_S = 30.0
 TICK_S = 1.0
 
 
-# What each phase of a search is called where people read it; data keep the phases' own names.
-PHASES = {
+# What each stage of a search is called where people read it; data keep the stages' own names.
+STAGES = {
     "preparing": "preparing",
     "building a known plan": "compiling the best plan known so far",
     "timing known plans": "timing plans known so far",
@@ -35,9 +35,9 @@ PHASES = {
 }
 
 
-def phase_text(phase: str) -> str:
-    """What is being done in a phase, in words for people who have not read the code."""
-    return PHASES.get(phase, phase)
+def stage_text(stage: str) -> str:
+    """What is being done in a stage, in words for people who have not read the code."""
+    return STAGES.get(stage, stage)
 
 
 def progress_text(progress: Progress) -> str:
@@ -55,7 +55,7 @@ def progress_text(progress: Progress) -> str:
         parts.append(f"eager {eager}")
     parts.append(f"{tried:,} of {progress.candidates:,} kernels tried")
     parts += [f"now {progress.detail}"] if progress.detail else []
-    return f"{phase_text(progress.phase)}, {left}: {', '.join(parts)}"
+    return f"{stage_text(progress.stage)}, {left}: {', '.join(parts)}"
 
 
 def _sum_text(steps: StepsSum) -> str | None:
@@ -68,7 +68,7 @@ def _sum_text(steps: StepsSum) -> str | None:
 class StatusLine:
     """What a command does now. `end`, or the end of its context, before anything else is written.
 
-    Without a terminal, or what else `rewrites` a line, one is written when `phase` changes, else
+    Without a terminal, or what else `rewrites` a line, one is written when `stage` changes, else
     every `every_s` seconds.
     """
 
@@ -85,17 +85,17 @@ class StatusLine:
         self._every_s = every_s
         self._rewrites = stream.isatty() if rewrites is None else rewrites
         self._width = 0
-        self._phase: str | None = None
+        self._stage: str | None = None
         self._next = -math.inf
 
-    def show(self, text: str, phase: str = "") -> None:
+    def show(self, text: str, stage: str = "") -> None:
         now = self._clock()
         if self._rewrites:
             self._rewrite(text)
-        elif phase != self._phase or now >= self._next:
+        elif stage != self._stage or now >= self._next:
             self._next = now + self._every_s
             self._write(text + "\n")
-        self._phase = phase
+        self._stage = stage
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +134,7 @@ class ProgressLine(StatusLine):
     """Shows each event of a search."""
 
     def __call__(self, progress: Progress) -> None:
-        self.show(progress_text(progress), progress.phase)
+        self.show(progress_text(progress), progress.stage)
 
 
 @contextmanager

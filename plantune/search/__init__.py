@@ -1,7 +1,7 @@
 """Finds the plan: which candidates to measure, how to cover the graph, which plan to keep.
 
 - From start to end: `session` calls `search`, which starts by `warm_start`, measures by
-  `step_search`, then ranks and races by `phases`, `ranking` and `judgement`; `results` has what
+  `step_search`, then ranks and races by `stages`, `ranking` and `judgement`; `results` has what
   goes in and comes out, `policy` the numbers that were chosen.
 - Which candidate is next: `clusters`, `queue`, `costs`, `best_cover`, `studies`; covers are made
   by `plantune/plans/planner`.

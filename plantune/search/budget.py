@@ -1,4 +1,4 @@
-"""One budget in seconds for a whole search, and what phases and candidates take of it."""
+"""One budget in seconds for a whole search, and what stages and candidates take of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plantune.kernels.registry import family_named
 from plantune.measure.timing import Effort
 from plantune.search import policy
 
-# Until the first phase: plans that are known, all candidates, the start of the workers.
+# Until the first stage: plans that are known, all candidates, the start of the workers.
 PREPARING = "preparing"
 
 
@@ -32,19 +32,19 @@ class Budget:
         self.race_s = race_s
         self._clock = clock
         self._start = self._entered = clock() - spent_s
-        self._phase = PREPARING
+        self._stage = PREPARING
         self._spent: defaultdict[str, float] = defaultdict(float)
 
-    def enter(self, phase: str) -> None:
-        """What follows is a part of this phase, until another one is entered."""
+    def enter(self, stage: str) -> None:
+        """What follows is a part of this stage, until another one is entered."""
         now = self._clock()
-        self._spent[self._phase] += now - self._entered
-        self._phase, self._entered = phase, now
+        self._spent[self._stage] += now - self._entered
+        self._stage, self._entered = stage, now
 
     @property
-    def phases_s(self) -> Mapping[str, float]:
-        """The seconds of each phase so far, waiting for others too, in the order of their begin."""
-        self.enter(self._phase)
+    def stages_s(self) -> Mapping[str, float]:
+        """The seconds of each stage so far, waiting for others too, in the order of their begin."""
+        self.enter(self._stage)
         return dict(self._spent)
 
     @property
@@ -59,34 +59,34 @@ class Budget:
         """Does not count these seconds, in which it waited for others."""
         self._start += seconds
 
-    def left_for(self, phase: str) -> float:
-        """Seconds until the phase must end."""
-        return max(self._start + self._end_s(phase) - self._clock(), 0.0)
+    def left_for(self, stage: str) -> float:
+        """Seconds until the stage must end."""
+        return max(self._start + self._end_s(stage) - self._clock(), 0.0)
 
-    def limited(self, effort: Effort, phase: str) -> Effort:
-        """The effort, limited: nothing begins after the phase, and it is cut off soon after."""
-        end, grace = self._start + self._end_s(phase), self._grace_s(phase)
+    def limited(self, effort: Effort, stage: str) -> Effort:
+        """The effort, limited: nothing begins after the stage, and it is cut off soon after."""
+        end, grace = self._start + self._end_s(stage), self._grace_s(stage)
         # A race goes on for some calls of every route; without them nothing is known.
         early = policy.LAST_ROUNDS * (self._end_s("racing") - self._end_s("ranking"))
-        until = end - early if phase == "racing" else end
+        until = end - early if stage == "racing" else end
         return replace(effort, until=until, cut_at=end + grace)
 
-    def cut_at(self, phase: str) -> float:
+    def cut_at(self, stage: str) -> float:
         """The time on the clock at which what still runs is cut off."""
-        return self._start + self._end_s(phase) + self._grace_s(phase)
+        return self._start + self._end_s(stage) + self._grace_s(stage)
 
-    def _grace_s(self, phase: str) -> float:
-        later = {"measuring": "ranking", "ranking": "racing"}.get(phase)
+    def _grace_s(self, stage: str) -> float:
+        later = {"measuring": "ranking", "ranking": "racing"}.get(stage)
         if later is None:
             return policy.LAST_GRACE * self.seconds
-        return policy.GRACE[phase] * (self._end_s(later) - self._end_s(phase))
+        return policy.GRACE[stage] * (self._end_s(later) - self._end_s(stage))
 
-    def _end_s(self, phase: str) -> float:
+    def _end_s(self, stage: str) -> float:
         racing = max(min(policy.RACING[0] * self.seconds, policy.RACING[1]), policy.LEAST_RACING_S)
         racing = min(max(racing, self.race_s), policy.MOST_FOR_RACING * self.seconds)
         ranking = min(policy.RANKING[0] * self.seconds, policy.RANKING[1])
         ends = {"racing": 0.0, "ranking": racing, "measuring": racing + ranking}
-        return self.seconds - ends[phase]
+        return self.seconds - ends[stage]
 
 
 class Durations:

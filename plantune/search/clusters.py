@@ -22,7 +22,7 @@ LEAST_US = 1e-3
 # A candidate, and how much of a pass's time it takes at all of its places.
 Weighed = tuple[StepCandidate, float]
 # The nodes that a step covers, and the configs that are compared there.
-Place = tuple[tuple[str, ...], Cluster]
+StepCluster = tuple[tuple[str, ...], Cluster]
 
 
 class Clusters:
@@ -33,7 +33,7 @@ class Clusters:
     ) -> None:
         self._costs = costs
         self._studies = studies
-        self._places: dict[Place, dict[Candidate, StepCandidate]] = {}
+        self._places: dict[StepCluster, dict[Candidate, StepCandidate]] = {}
         self._faults: Counter[str] = Counter()
         self._best: dict[tuple[str, Cluster], tuple[float, Candidate]] = {}
         self._least_estimate: dict[tuple[str, Cluster], float] = {}

@@ -16,8 +16,8 @@ from plantune.plans.guess import default_plan
 from plantune.plans.plan import EAGER, Plan, named_as
 from plantune.plans.problem import Problem
 from plantune.search.known import plan_in_use, plan_without_search
-from plantune.search.phases import FAILURES, Failed
 from plantune.search.ranking import choose_alike
+from plantune.search.stages import FAILURES, Failed
 from plantune.space.search_space import SearchSpace
 
 # After these no plan is left: all failed, or the framework gives nothing to compare one with.

@@ -1,4 +1,4 @@
-"""What else the machine does during a search: it waits for slow phases to end or corrects for them,
+"""What else the machine does during a search: it waits for slow spells to end or corrects for them,
 and the plan and the messages say what disturbed them.
 """
 
@@ -26,7 +26,7 @@ class Slowdown:
     factor: float = 1.0
 
     def corrected(self, outcome: Outcome) -> Outcome:
-        """The outcome as of a machine at its best, if it was in a slow phase throughout."""
+        """The outcome as of a machine at its best, if it was in a slow spell throughout."""
         if not isinstance(outcome, Measured) or self.factor < SLOW:
             return outcome
         return replace(
@@ -37,7 +37,7 @@ class Slowdown:
         )
 
 
-class SlowPhases:
+class SlowSpells:
     """Reads the machine's speed between candidates; a small part of the budget is for waiting."""
 
     def __init__(
@@ -78,15 +78,15 @@ class SlowPhases:
 
 
 class MachineLog:
-    """Snapshots of the machine by phase of a search."""
+    """Snapshots of the machine by stage of a search."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.snapshots: dict[str, State] = {}
 
-    def snapshot(self, phase: str) -> State:
+    def snapshot(self, stage: str) -> State:
         """Keeps what the machine did since the last one."""
-        state = self.snapshots[phase] = self.machine.look()
+        state = self.snapshots[stage] = self.machine.look()
         return state
 
     def evidence(self) -> dict[str, str]:
@@ -99,10 +99,10 @@ class MachineLog:
         return {"machine": worst.word, "disturbed_by": printable[:REASON_LENGTH]}
 
     def warnings(self) -> tuple[str, ...]:
-        """A line that says in which phases something disturbed the machine, and what it was."""
-        disturbed = {phase: state for phase, state in self.snapshots.items() if state.reason}
+        """A line that says in which stages something disturbed the machine, and what it was."""
+        disturbed = {stage: state for stage, state in self.snapshots.items() if state.reason}
         if not disturbed:
             return ()
         reason = max(disturbed.values(), key=lambda state: state.others).reason
-        phases = " and ".join(disturbed)
-        return (f"the machine was not quiet during {phases}: {reason}; times are less sure",)
+        stages = " and ".join(disturbed)
+        return (f"the machine was not quiet during {stages}: {reason}; times are less sure",)

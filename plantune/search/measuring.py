@@ -16,7 +16,7 @@ from plantune.measure.worker.client import Worker
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.precisions import trial_key
 from plantune.search.budget import Budget
-from plantune.search.machine_log import SlowPhases
+from plantune.search.machine_log import SlowSpells
 from plantune.space.arch import load_arch
 from plantune.space.search_space import SearchSpace
 
@@ -42,13 +42,13 @@ class TrialStore(Protocol):
 
 
 class WorkerMeasurer:
-    """Has the worker check and time candidates, and corrects for slow phases of the machine."""
+    """Has the worker check and time candidates, and corrects for slow spells of the machine."""
 
     def __init__(
         self, worker: Worker, space: SearchSpace, seed: int, budget: Budget, machine: Machine
     ) -> None:
         self._worker = worker
-        self._slow_phases = SlowPhases(machine, budget)
+        self._slow_spells = SlowSpells(machine, budget)
         self._budget = budget
         self._arch = space.arch
         self._seeds = (2 * seed, 2 * seed + 1)
@@ -57,7 +57,7 @@ class WorkerMeasurer:
         effort = self._budget.limited(EFFORTS[self._arch.kind], "measuring")
         if math.isfinite(limit_us):
             effort = replace(effort, give_up_above_us=limit_us)
-        with self._slow_phases.watched() as slowdown:
+        with self._slow_spells.watched() as slowdown:
             outcome = self._worker.check_and_time(
                 step, candidate, self._arch.name, effort, seeds=self._seeds
             )

@@ -16,8 +16,8 @@ MOST_FOR_RACING = 0.6
 LEAST_RACING_S = 3.0
 # When a race begins nothing more, this part of its time is left for its last rounds.
 LAST_ROUNDS = 0.25
-# Work still running when a phase ends may overrun into this part of the next phase; after the last
-# phase, into this part of the budget.
+# Work still running when a stage ends may overrun into this part of the next stage; after the last
+# stage, into this part of the budget.
 GRACE, LAST_GRACE = {"measuring": 0.5, "ranking": 0.2}, 0.12
 # Beside building: references, checks with two seeds, timing.
 CHECKING_S = 0.5

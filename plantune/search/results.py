@@ -33,7 +33,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SearchOptions:
     """How to search: seconds in all, the seed of every draw, and what the winner races against.
 
     Without `routes` these are all of the arch for which there is time. Without `shipped` a
@@ -61,7 +61,7 @@ class Result:
     part of a faster plan, else there was no time for them. If there was no time for a race either,
     `plan` is the `known` one that calls use already, or runs the network as it is. `notes` say what
     disturbed the machine, and how that changed times. `elsewhere` says that another search ranked
-    and raced, and that the plan was proved here. `phases_s` is what each phase took: preparing,
+    and raced, and that the plan was proved here. `stages_s` is what each stage took: preparing,
     measuring, which is what several GPUs share, and those that one of them does alone.
     `nothing_left` is why no plan could be proved and raced, or none is needed: the framework runs.
     """
@@ -78,7 +78,7 @@ class Result:
     spent_s: float = 0.0
     notes: tuple[str, ...] = ()
     elsewhere: bool = False
-    phases_s: Mapping[str, float] = field(default_factory=dict)
+    stages_s: Mapping[str, float] = field(default_factory=dict)
     nothing_left: str | None = None
 
     @property
@@ -114,14 +114,14 @@ class StepsSum:
 
 @dataclass(frozen=True)
 class Progress:
-    """`phase` is measuring, ranking or racing.
+    """`stage` is measuring, ranking or racing.
 
     `best` is the best cover so far and `framework` the framework call by call, both with what is
     known at this moment. `whole_us` is the time of the best plan that was timed as a whole;
     infinite before there is one.
     """
 
-    phase: str
+    stage: str
     detail: str
     measured: int
     rejected: int

@@ -42,7 +42,11 @@ from plantune.search.kept_times import with_times
 from plantune.search.known import fitted, incumbent, known_plans
 from plantune.search.machine_log import MachineLog
 from plantune.search.measuring import CACHES, StoredTrials, WorkerMeasurer
-from plantune.search.phases import (
+from plantune.search.ranking import affordable, choose_alike, distinct, is_deterministic, plan_of
+from plantune.search.results import Report, Result, SearchOptions, silent
+from plantune.search.shared.board import Board
+from plantune.search.shared.joint import plan_of_others
+from plantune.search.stages import (
     NOT_COMPARED,
     Run,
     compiled_ahead,
@@ -50,10 +54,6 @@ from plantune.search.phases import (
     race_first,
     rank,
 )
-from plantune.search.ranking import affordable, choose_alike, distinct, is_deterministic, plan_of
-from plantune.search.results import Report, Result, Settings, silent
-from plantune.search.shared.board import Board
-from plantune.search.shared.joint import plan_of_others
 from plantune.search.step_search import StepSearch
 from plantune.search.studies import Studies
 from plantune.search.warm_start import WarmStart, quick_kernels, warm_start
@@ -70,7 +70,7 @@ class Search:
         self,
         graph: Graph,
         problem: Problem,
-        settings: Settings,
+        options: SearchOptions,
         database: PlanDatabase,
         environment: Environment,
         report: Report = silent,
@@ -78,7 +78,7 @@ class Search:
         tape: Tape | None = None,
     ) -> None:
         self.graph, self.problem = graph, problem
-        self.settings = settings
+        self.options = options
         self.space = load_search_space(problem.arch)
         self._database = database
         self._environment = environment
@@ -86,10 +86,10 @@ class Search:
         self._tape = tape
         # What is shared with other searches, if it is.
         self.board: Board | None = None
-        gpu = settings.slots[0].gpu if settings.slots else None
+        gpu = options.slots[0].gpu if options.slots else None
         watcher = gpu_watcher(problem.arch, gpu)
         self._log = MachineLog(machine_for(self.space.arch.kind, watcher))
-        self._budget = Budget(settings.budget_s, spent_s=settings.spent_s)
+        self._budget = Budget(options.budget_s, spent_s=options.spent_s)
         self._steps: StepSearch | None = None
         self._best: Plan | None = None
         self._warm = WarmStart()
@@ -181,17 +181,17 @@ class Search:
     def _started(
         self, known: Sequence[Plan], builds: Builds, worker: Worker, *others: Worker
     ) -> Run:
-        settings, budget = self.settings, self._budget
+        options, budget = self.options, self._budget
         scope = f"{self._environment.key} {CACHES[self.space.arch.kind]}"
-        storage = settings.storage if self.board is None else None  # a board has all trials
+        storage = options.storage if self.board is None else None  # a board has all trials
         studies = Studies(
-            storage, settings.seed, scope, fresh=settings.fresh, arch=self.space.arch.name
+            storage, options.seed, scope, fresh=options.fresh, arch=self.space.arch.name
         )
-        machine, space, seed = self._log.machine, self.space, settings.seed
+        machine, space, seed = self._log.machine, self.space, options.seed
         workers = (worker, *others)
         measurers = [WorkerMeasurer(each, space, seed, budget, machine) for each in workers]
-        pool = WorkerPool(measurers, [slot.name for slot in settings.slots], self.board)
-        store = StoredTrials(self._database, self._environment, settings.fresh)
+        pool = WorkerPool(measurers, [slot.name for slot in options.slots], self.board)
+        store = StoredTrials(self._database, self._environment, options.fresh)
         graph = self.graph
         # They are compiled while all candidates are listed.
         first = distinct([*known[:1], *filter(None, [self._guess])])
@@ -206,7 +206,7 @@ class Search:
             self.graph,
             self.problem,
             self.space,
-            settings,
+            options,
             worker,
             budget,
             steps,
@@ -221,7 +221,7 @@ class Search:
         problem, database = self.problem, self._database
         self._guess = guessed_plan(graph, space, network=problem.network)
         self._incumbent = incumbent(graph, problem, environment, database)
-        shipped = self.settings.shipped
+        shipped = self.options.shipped
         known = known_plans(graph, space, problem, environment, database, shipped=shipped)
         mine = self._incumbent and fitted(self._incumbent, graph, space)
         return distinct(filter(None, [mine, *known, self._guess]))
@@ -385,10 +385,10 @@ class Search:
             complete,
             race,
             **({} if self._steps is None else self._steps.counts()),
-            budget_s=self.settings.budget_s,
+            budget_s=self.options.budget_s,
             known=known,
             spent_s=self._budget.spent_s,
-            phases_s=self._budget.phases_s,
+            stages_s=self._budget.stages_s,
             notes=(*self._log.warnings(), *notes),
             elsewhere=elsewhere,
             nothing_left=nothing_left,

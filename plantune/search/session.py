@@ -28,7 +28,7 @@ from plantune.measure.worker import client
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.proofs import remember_proof
 from plantune.plans.problem import Problem
-from plantune.search.results import Progress, Report, Result, Settings, silent
+from plantune.search.results import Progress, Report, Result, SearchOptions, silent
 from plantune.search.search import Search
 from plantune.search.shared.board import Board
 from plantune.search.shared.joint import joined
@@ -76,7 +76,7 @@ def key_of(problem: Problem) -> str:
 
 def search_plan(
     sought: Sought,
-    settings: Settings,
+    options: SearchOptions,
     database: PlanDatabase,
     environment: Environment,
     manner: Manner = Manner(),
@@ -86,12 +86,12 @@ def search_plan(
     Raises Busy if another search for the same goes on for longer than the manner waits,
     KeyboardInterrupt if nothing was measured yet, and NotEnoughMemory if there is no room.
     """
-    if settings.patience is not None and settings.storage is not None:
-        result = _shared(sought, settings, database, environment, manner)
+    if options.patience is not None and options.storage is not None:
+        result = _shared(sought, options, database, environment, manner)
     else:
         with _leased(database, key_of(sought.problem), manner) as lease:
             beating = replace(manner, report=_beating(manner.report, lease))
-            result = _searched(sought, settings, database, environment, beating)
+            result = _searched(sought, options, database, environment, beating)
     if (
         result.race is not None or result.elsewhere
     ):  # which compared its outputs with the framework's
@@ -117,40 +117,40 @@ def worker_for(
 
 def _shared(
     sought: Sought,
-    settings: Settings,
+    options: SearchOptions,
     database: PlanDatabase,
     environment: Environment,
     manner: Manner,
 ) -> Result:
     """A search in a study that others share: it needs no lease."""
-    assert settings.storage is not None
-    assert settings.patience is not None
-    place = (settings.storage, sought.problem, environment, settings.patience)
-    with joined(*place, manner.say, fresh=settings.fresh) as (board, heart):
+    assert options.storage is not None
+    assert options.patience is not None
+    place = (options.storage, sought.problem, environment, options.patience)
+    with joined(*place, manner.say, fresh=options.fresh) as (board, heart):
 
         def report(progress: Progress) -> None:
             manner.report(progress)
             heart.report(progress)
 
         sharing = replace(manner, report=report)
-        return _searched(sought, settings, database, environment, sharing, board)
+        return _searched(sought, options, database, environment, sharing, board)
 
 
 def _searched(
     sought: Sought,
-    settings: Settings,
+    options: SearchOptions,
     database: PlanDatabase,
     environment: Environment,
     manner: Manner,
     board: Board | None = None,
 ) -> Result:
     graph, problem, tape = sought.graph, sought.problem, sought.tape
-    search = Search(graph, problem, settings, database, environment, manner.report, tape=tape)
+    search = Search(graph, problem, options, database, environment, manner.report, tape=tape)
     search.board = board
     manner.before()
     try:
         with ExitStack() as stack:
-            slots = settings.slots or (None,)
+            slots = options.slots or (None,)
             workers = [worker_for(graph, problem, slot=slot) for slot in slots]
             return search.run(*map(stack.enter_context, workers))
     except KeyboardInterrupt:

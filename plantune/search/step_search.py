@@ -373,7 +373,7 @@ class StepSearch:
         self,
         budget: Budget,
         candidate: StepCandidate | None,
-        phase: str = "measuring",
+        stage: str = "measuring",
         detail: str = "",
     ) -> Progress:
         if candidate is not None:
@@ -382,7 +382,7 @@ class StepSearch:
         counts = self.counts()
         counts.pop("exhausted")
         return Progress(
-            phase=phase,
+            stage=stage,
             detail=detail,
             **counts,
             best=self.best(),

@@ -12,8 +12,8 @@ from plantune.measure.timing import Timing
 from plantune.plans.plan import Plan
 from plantune.plans.planner.candidates import LONG_BUILD_S, StepCandidate, candidates_of
 from plantune.search import policy
-from plantune.search.phases import Run, compared, time_plans
 from plantune.search.ranking import affordable, distinct, is_late
+from plantune.search.stages import Run, compared, time_plans
 from plantune.space import SearchSpace
 
 

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from plantune.runtime.captured.own_leaves import own_leaf, standing_in
 from plantune.runtime.captured.rehearsal import is_rehearsing
 from plantune.runtime.watched.torch_internals import is_capturing
-from plantune.training.settings import Settings
+from plantune.training.caller_settings import CallerSettings
 
-Call = Callable[..., Any]
+Function = Callable[..., Any]
 # What torch says of a tensor that is no part of a graph.
 UNUSED = "not have been used in the graph"
 NOT_THE_MODELS = (
@@ -32,11 +32,11 @@ class LossPass:
     `settings` say under which autocast model and loss run.
     """
 
-    model: Call
-    loss: Call
+    model: Function
+    loss: Function
     parameters: Sequence[Tensor]
     micro_batches: int = 1
-    settings: Settings = field(default_factory=Settings)
+    settings: CallerSettings = field(default_factory=CallerSettings)
     captured: bool = False
     # Whether a loss asked for gradients of the parameters themselves.
     asked: list[bool] = field(default_factory=list)
@@ -52,7 +52,7 @@ class LossPass:
         mark: Callable[[str], None] | None = None,
     ) -> Any:
         """What the loss returns, detached: of micro-batches the mean. `mark` is told the name of
-        each phase when it ends.
+        each part when it ends.
 
         `take` gets the number of each micro-batch with its gradients, times `scale`; None stands
         for a parameter that the loss does not depend on.

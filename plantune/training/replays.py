@@ -30,7 +30,7 @@ MOST_TRIES = 3
 @dataclass(frozen=True)
 class Passes:
     """What a step is made of: `run` is forward and backward, which fills `gradients`. It takes the
-    arguments, and what is told of the end of each phase. `seen` counts calls of the model
+    arguments, and what is told of the end of each part. `seen` counts calls of the model
     whose inputs more than a plan may have read. `settings` are what else decides what a call does:
     a captured one would keep it. `state` is what `run` changes beside weights.
     """

@@ -19,6 +19,7 @@ from plantune.errors import BuildError, CudaError, UnsupportedDevice
 from plantune.runtime.module import TunedModule
 from plantune.runtime.sharing import SharingModule
 from plantune.space.arch import Arch, load_arch
+from plantune.training.caller_settings import CallerSettings
 from plantune.training.capturable_update import CapturableUpdate, can_be_captured
 from plantune.training.captured_step import Arguments
 from plantune.training.data_parallel import DataParallel, settings_of
@@ -33,7 +34,6 @@ from plantune.training.random_state import load_random_state, random_state
 from plantune.training.replays import Passes, Replays
 from plantune.training.rules import has_hooks
 from plantune.training.second_gradients import PlansOrModel
-from plantune.training.settings import Settings
 from plantune.training.turns import Turns, what_is_other
 from plantune.training.update import FlatGradients, Rules, TorchUpdate, Update
 
@@ -94,7 +94,7 @@ class TrainStep:
         self._parameters: list[Tensor] = []
         self._pointers: list[int] = []
         self._traits: tuple[Any, ...] = ()
-        self._settings = Settings()
+        self._settings = CallerSettings()
         self._turns = Turns()
         self._run: Passes | Replays | None = None
         self._update: Update

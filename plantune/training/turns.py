@@ -12,7 +12,7 @@ from plantune.graph.nested import leaves
 from plantune.runtime.watched.form import Form
 from plantune.training.captured_step import Arguments, UncapturedStep
 
-# As Settings.now() has them.
+# As CallerSettings.now() has them.
 SETTINGS = ("autocast", "the precision of float32's products", "deterministic algorithms")
 # Of so many calls so many come too seldom to be captured before that is said.
 WINDOW, MOST_LOST = 64, 16

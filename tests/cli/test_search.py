@@ -31,19 +31,19 @@ class FakeSearch:
     plan: Plan
     during: Callable[[], None] = staticmethod(lambda: None)
     best_so_far = True
-    settings: Any = None
+    options: Any = None
 
     def __init__(
         self,
         graph: Any,
         problem: Any,
-        settings: Any,
+        options: Any,
         database: Any,
         environment: Any,
         report: Any,
         tape: Any = None,
     ) -> None:
-        FakeSearch.settings = settings
+        FakeSearch.options = options
         self._database, self._environment, self._report = database, environment, report
 
     def run(self, worker: FakeWorker) -> Result:
@@ -91,7 +91,7 @@ def test_importing_torch_is_part_of_the_budget(
     monkeypatch.setattr("plantune.cli.search.time", SimpleNamespace(monotonic=lambda: next(clock)))
     result = run("search", "--batch", 1, "--json")
     assert result.exit_code == 0
-    assert fake.settings.spent_s == 2
+    assert fake.options.spent_s == 2
     assert object_of(result)["seconds"] == 4
 
 
@@ -102,9 +102,9 @@ def test_waiting_for_a_quiet_machine_is_part_of_the_budget(
     made: list[bool] = []
 
     def wait(budget_s: float, machine: object) -> None:
-        made.append(fake.settings is not None)
+        made.append(fake.options is not None)
 
-    monkeypatch.setattr(fake, "settings", None)
+    monkeypatch.setattr(fake, "options", None)
     monkeypatch.setattr("plantune.cli.quiet.wait_for_quiet", wait)
     assert run("search", "--batch", 1).exit_code == 0
     assert made == [True]
@@ -196,17 +196,17 @@ def test_the_next_command_names_the_same_database(run: Run, tmp_path: Path) -> N
 
 def test_options_become_settings(run: Run, fake: type[FakeSearch], cache: Path) -> None:
     run("search", "--batch", 1, "--budget", 7.5, "--seed", 3, "--fresh")
-    settings = fake.settings
-    assert (settings.budget_s, settings.seed, settings.fresh) == (7.5, 3, True)
-    assert settings.storage == f"sqlite:///{cache / 'optuna.db'}"
+    options = fake.options
+    assert (options.budget_s, options.seed, options.fresh) == (7.5, 3, True)
+    assert options.storage == f"sqlite:///{cache / 'optuna.db'}"
     run("search", "--batch", 1, "--resume")
-    assert fake.settings.fresh is False
+    assert fake.options.fresh is False
 
 
 def test_another_storage_can_be_named(run: Run, fake: type[FakeSearch], tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'mine.db'}"
     assert run("search", "--batch", 1, "--storage", url).exit_code == 0
-    assert fake.settings.storage == url
+    assert fake.options.storage == url
 
 
 @pytest.mark.parametrize("url", ["mine.db", "nosuchdatabase://x", "sqlite:////no/such/folder/x.db"])

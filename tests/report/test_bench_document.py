@@ -19,7 +19,7 @@ from plantune.report.bench_text import (
     details,
     headline,
     other_ratios,
-    phases_table,
+    parts_table,
     queued_table,
     single_table,
 )
@@ -187,16 +187,16 @@ def test_a_plan_that_eager_runs_is_compared_as_it_runs() -> None:
 
 
 def test_phases_add_up_to_the_whole_beside_the_peak_of_memory() -> None:
-    phases = {"forward": 700.0, "backward": 1000.0}
+    parts = {"forward": 700.0, "backward": 1000.0}
     ran = race(
-        plantune=replace(detail(flat(2.0), flat(2.0)), phases_us=phases),
+        plantune=replace(detail(flat(2.0), flat(2.0)), parts_us=parts),
         eager=detail(flat(4.0), flat(4.0)),
     )
     ran = replace(ran, peaks_mib={"plantune": 41.6}, difference=0.00125)
     document = bench_document(ran, cpu_environment(), {})
     (row, _) = document["rows"]
     assert row["phases_ms"] == {"forward": 0.7, "backward": 1.0, "other": pytest.approx(0.3)}
-    titles, ours = phases_table(document).splitlines()
+    titles, ours = parts_table(document).splitlines()
     assert titles.split() == ["phases,", "ms", "forward", "backward", "other", "whole"]
     assert ours.split() == ["plantune", "0.70", "1.00", "0.30", "2.00"]
     first, second = queued_table(document).splitlines()[1:]
@@ -208,7 +208,7 @@ def test_phases_add_up_to_the_whole_beside_the_peak_of_memory() -> None:
 
 
 def test_without_phases_or_memory_there_are_no_columns_for_them(document: dict) -> None:
-    assert phases_table(document) is None
+    assert parts_table(document) is None
     assert "peak" not in queued_table(document)
 
 

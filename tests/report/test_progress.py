@@ -13,7 +13,7 @@ import pytest
 from plantune import search
 from plantune.report.progress import (
     EVERY_S,
-    PHASES,
+    STAGES,
     ProgressLine,
     StatusLine,
     progress_text,
@@ -63,20 +63,20 @@ def test_when_no_time_is_left_it_does_not_promise_any() -> None:
 
 
 def test_each_phase_has_words_that_need_no_code() -> None:
-    """Every phase that a search enters, wherever in the code."""
+    """Every stage that a search enters, wherever in the code."""
     folder = Path(search.__file__).parent
     code = "\n".join(path.read_text("utf-8") for path in folder.glob("*.py"))
     entered = set(re.findall(r'\.enter\("([a-z ]+)"\)', code))
     assert {"measuring", "racing", "waiting for others"} <= entered
-    assert entered | {PREPARING} <= set(PHASES)
+    assert entered | {PREPARING} <= set(STAGES)
     private = {"measuring", "ranking", "proving", "cover", "candidate", "worker"}
-    assert not [text for text in PHASES.values() if private & set(text.split())]
+    assert not [text for text in STAGES.values() if private & set(text.split())]
 
 
 def test_without_a_terminal_a_line_comes_with_a_phase_or_after_some_seconds() -> None:
     stream, clock = io.StringIO(), Clock()
     line = ProgressLine(stream, clock)
-    for now, phase in (
+    for now, stage in (
         (0.0, "measuring"),
         (EVERY_S - 0.1, "measuring"),
         (EVERY_S, "measuring"),
@@ -84,10 +84,10 @@ def test_without_a_terminal_a_line_comes_with_a_phase_or_after_some_seconds() ->
         (EVERY_S + 0.2, "ranking"),
     ):
         clock.now = now
-        line(replace(EVENT, phase=phase))
+        line(replace(EVENT, stage=stage))
     line.end()
-    phases = [text.partition(",")[0] for text in stream.getvalue().splitlines()]
-    assert phases == ["trying kernels", "trying kernels", "comparing whole plans"]
+    stages = [text.partition(",")[0] for text in stream.getvalue().splitlines()]
+    assert stages == ["trying kernels", "trying kernels", "comparing whole plans"]
     assert "\r" not in stream.getvalue()
 
 

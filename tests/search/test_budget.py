@@ -1,4 +1,4 @@
-"""What each phase has of a budget, by a clock that the test moves."""
+"""What each stage has of a budget, by a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_is_short_goes_to_the_race(clock):
 @pytest.mark.parametrize("seconds", [5, 15, 60, 300])
 def test_nothing_runs_for_a_fifth_longer_than_it_may(clock, seconds):
     budget = Budget(seconds, clock)
-    ends = [budget.cut_at(phase) - clock.now for phase in ("measuring", "ranking", "racing")]
+    ends = [budget.cut_at(stage) - clock.now for stage in ("measuring", "ranking", "racing")]
     assert ends == sorted(ends)
     assert ends[-1] <= 1.2 * seconds
     # What is cut off leaves something to what follows.
@@ -60,7 +60,7 @@ def test_what_was_spent_before_counts(clock):
     budget = Budget(60, clock, spent_s=2.5)
     clock.now += 1
     assert (budget.spent_s, budget.left_s) == (3.5, 56.5)
-    assert budget.phases_s == {"preparing": 3.5}
+    assert budget.stages_s == {"preparing": 3.5}
 
 
 def test_an_effort_ends_with_its_phase(clock):
@@ -79,10 +79,10 @@ def test_a_race_begins_nothing_in_its_last_quarter(clock):
 
 def test_each_phase_is_told_in_seconds_however_often_it_is_entered(clock):
     budget = Budget(60, clock)
-    for phase, seconds in (("measuring", 5), ("ranking", 3), ("measuring", 2), ("racing", 1)):
+    for stage, seconds in (("measuring", 5), ("ranking", 3), ("measuring", 2), ("racing", 1)):
         clock.now += 1
-        budget.enter(phase)
+        budget.enter(stage)
         clock.now += seconds - 1
     clock.now += 1
-    assert budget.phases_s == {"preparing": 1, "measuring": 7, "ranking": 3, "racing": 1}
-    assert sum(budget.phases_s.values()) == budget.spent_s
+    assert budget.stages_s == {"preparing": 1, "measuring": 7, "ranking": 3, "racing": 1}
+    assert sum(budget.stages_s.values()) == budget.spent_s

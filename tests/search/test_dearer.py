@@ -20,7 +20,7 @@ from plantune.plans.planner.candidates import candidates_of
 from plantune.plans.problem import Problem
 from plantune.search.budget import Budget
 from plantune.search.dearer import without_dearer
-from plantune.search.results import Settings, silent
+from plantune.search.results import SearchOptions, silent
 from plantune.search.search import Search
 from plantune.search.step_search import StepSearch
 
@@ -95,8 +95,8 @@ def test_a_search_neither_ranks_nor_ends_with_steps_that_are_known_to_take_longe
         monkeypatch.setattr(f"plantune.{reader}.data_folder", lambda name: tmp_path / name)
     problem, worker = Problem.of(net, "cpu", "net"), Lucky()
     with PlanDatabase.open(tmp_path / "plans.db") as database:
-        settings = Settings(60.0, seed=seed)
-        search = Search(net, problem, settings, database, cpu_environment())
+        options = SearchOptions(60.0, seed=seed)
+        search = Search(net, problem, options, database, cpu_environment())
         plan = search.run(worker).plan
     best_us = 2 * FUSED_US + 69.0 + 0.1
     assert worker.ranked

@@ -17,7 +17,7 @@ from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.workload import Workload
 from plantune.search.budget import Budget
 from plantune.search.elsewhere import compiled_elsewhere, prove_elsewhere, start_all
-from plantune.search.results import Settings
+from plantune.search.results import SearchOptions
 from plantune.search.search import Search
 
 TIMES = {"plantune": Timing((2.0,) * 9), "eager": Timing((3.0,) * 9)}
@@ -91,9 +91,9 @@ def search(tmp_path, monkeypatch):
         monkeypatch.setattr(f"plantune.{reader}.data_folder", lambda name: tmp_path / name)
     with PlanDatabase.open(tmp_path / "plans.db") as database:
         workload = Workload("se_resnet9_fixup", 1)
-        settings = Settings(60.0, slots=(Slot("one"), Slot("two")))
+        options = SearchOptions(60.0, slots=(Slot("one"), Slot("two")))
         problem = workload.problem
-        yield Search(workload.graph, problem, settings, database, cpu_environment())
+        yield Search(workload.graph, problem, options, database, cpu_environment())
 
 
 def test_a_search_measures_on_both_and_races_on_the_first(search):

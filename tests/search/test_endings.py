@@ -19,7 +19,7 @@ from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.problem import Problem
 from plantune.plans.workload import Workload
 from plantune.search.endings import why_needless
-from plantune.search.results import Settings
+from plantune.search.results import SearchOptions
 from plantune.search.search import Search
 
 WRONG = WrongResult("the gradient is off by 5e15 of its size", 5e15, 0.5)
@@ -68,7 +68,7 @@ def search(tmp_path, monkeypatch):
     with PlanDatabase.open(tmp_path / "plans.db") as database:
 
         def make(graph=workload.graph, problem=workload.problem):
-            return Search(graph, problem, Settings(60.0), database, cpu_environment())
+            return Search(graph, problem, SearchOptions(60.0), database, cpu_environment())
 
         make.database = database
         yield make

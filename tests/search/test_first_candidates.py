@@ -21,7 +21,7 @@ from plantune.plans.planner.candidates import step_candidates
 from plantune.plans.problem import Problem
 from plantune.search import search as search_module
 from plantune.search.builds import Builds
-from plantune.search.results import Settings
+from plantune.search.results import SearchOptions
 from plantune.search.search import Search
 from plantune.search.step_search import StepSearch
 from plantune.space.search_space import load_search_space
@@ -106,11 +106,11 @@ def test_no_candidate_waits_for_the_kernels_of_the_guess(twice, monkeypatch):
     monkeypatch.setattr(worker, "check_and_time", check_and_time)
     with PlanDatabase.in_memory() as database:
         problem = Problem.of(twice, "sm90", "twice")
-        settings = Settings(60.0, shipped=False)
-        result = Search(twice, problem, settings, database, cpu_environment()).run(worker)
+        options = SearchOptions(60.0, shipped=False)
+        result = Search(twice, problem, options, database, cpu_environment()).run(worker)
     assert seen[0] == "a candidate"
     assert "a kernel" in seen[: seen.index("plans")]
-    assert {"preparing", "measuring", "ranking", "racing"} <= set(result.phases_s)
+    assert {"preparing", "measuring", "ranking", "racing"} <= set(result.stages_s)
 
 
 def test_candidates_of_equal_steps_are_listed_once(twice, monkeypatch):
@@ -136,6 +136,6 @@ def test_candidates_of_equal_steps_are_listed_once(twice, monkeypatch):
 def test_a_race_in_training_has_time_for_both_passes_of_all_ways(twice, mode, left_s):
     with PlanDatabase.in_memory() as database:
         problem = replace(Problem.of(twice, "sm90", "twice"), mode=mode)
-        search = Search(twice, problem, Settings(100.0), database, cpu_environment())
+        search = Search(twice, problem, SearchOptions(100.0), database, cpu_environment())
     search._budget.race_s = search._race_s(10.0)
     assert search._budget.left_for("ranking") == pytest.approx(left_s, abs=1)

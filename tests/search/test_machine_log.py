@@ -1,4 +1,4 @@
-"""Slow phases: waited for, corrected, marked; and why a race differs from its steps."""
+"""Slow spells: waited for, corrected, marked; and why a race differs from its steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plantune.measure.racing.race import Race
 from plantune.measure.timing import Timing
 from plantune.search.budget import Budget
 from plantune.search.judgement import race_notes
-from plantune.search.machine_log import MachineLog, SlowPhases
+from plantune.search.machine_log import MachineLog, SlowSpells
 from plantune.search.results import StepsSum
 
 MEASURED = Measured(30.0, 27.0, 33.0, 9, 1e-7, 1e-6, True)
@@ -20,16 +20,16 @@ BUSY = State(2, others=1.9, names=("yes", "yes"))
 QUIET = State(2)
 
 
-def phases(slowdowns: Iterable[float], slept: list[float]) -> SlowPhases:
+def spells(slowdowns: Iterable[float], slept: list[float]) -> SlowSpells:
     """With these slowdowns one after the other, each read anew."""
     values = iter(slowdowns)
     machine = Machine()
     machine.slowdown = lambda: next(values)  # type: ignore[method-assign]
     ticks = iter(range(0, 1000, 10))
-    return SlowPhases(machine, Budget(20.0), lambda: float(next(ticks)), slept.append)
+    return SlowSpells(machine, Budget(20.0), lambda: float(next(ticks)), slept.append)
 
 
-def measured(during: SlowPhases) -> Measured:
+def measured(during: SlowSpells) -> Measured:
     with during.watched() as slowdown:
         pass
     outcome = slowdown.corrected(MEASURED)
@@ -39,38 +39,38 @@ def measured(during: SlowPhases) -> Measured:
 
 def test_a_quiet_machine_changes_nothing() -> None:
     slept: list[float] = []
-    assert measured(phases([1.0, 1.1], slept)) == MEASURED
+    assert measured(spells([1.0, 1.1], slept)) == MEASURED
     assert slept == []
 
 
 def test_the_end_of_a_slow_phase_is_waited_for() -> None:
     slept: list[float] = []
-    assert measured(phases([2.0, 2.0, 1.0], slept)) == MEASURED
+    assert measured(spells([2.0, 2.0, 1.0], slept)) == MEASURED
     assert len(slept) == 2
 
 
 def test_where_it_does_not_end_times_are_those_of_the_machine_at_its_best() -> None:
     slept: list[float] = []
-    outcome = measured(phases([3.0] * 6 + [2.0], slept))
+    outcome = measured(spells([3.0] * 6 + [2.0], slept))
     assert (outcome.median_us, outcome.low_us, outcome.high_us) == (15.0, 13.5, 16.5)
     assert sum(slept) == pytest.approx(1.0)  # a twentieth of the budget
 
 
 def test_a_phase_that_ended_meanwhile_corrects_nothing() -> None:
-    assert measured(phases([3.0] * 6 + [1.0], [])) == MEASURED
-    with phases([1.0], []).watched() as slowdown:
+    assert measured(spells([3.0] * 6 + [1.0], [])) == MEASURED
+    with spells([1.0], []).watched() as slowdown:
         pass
     assert slowdown.corrected(Rejected("noisy", "x")) == Rejected("noisy", "x")
 
 
 def log(**states: State) -> MachineLog:
-    """With these states by phase."""
+    """With these states by stage."""
     machine = Machine()
     left = iter(states.values())
     machine.look = lambda: next(left)  # type: ignore[method-assign]
     found = MachineLog(machine)
-    for phase in states:
-        found.snapshot(phase)
+    for stage in states:
+        found.snapshot(stage)
     return found
 
 

@@ -13,15 +13,15 @@ import pytest
 
 from plantune.measure import timing
 from plantune.measure.timing import Timing
-from plantune.search import phases, policy, ranking
+from plantune.search import policy, ranking, stages
 from plantune.search.budget import Budget
-from plantune.search.phases import Run
-from plantune.search.results import Settings, silent
+from plantune.search.results import SearchOptions, silent
+from plantune.search.stages import Run
 
 QUIET = SimpleNamespace(word="slow")
 # Of a call: where a plan's memory is, and what each sample adds.
 MAKE, NOISE = 0.025, 0.04
-PHASES, PHASE_S = (1.0, 1.3, 1.7), 4.0
+STAGES, PHASE_S = (1.0, 1.3, 1.7), 4.0
 BUDGET_S, MEASURED_S, BUILD_S = 60.0, 37.0, 0.15
 
 
@@ -40,7 +40,7 @@ class Contender:
 
 
 class Slow:
-    """A worker on a machine with slow phases, whose clock goes on as it measures."""
+    """A worker on a machine with slow spells, whose clock goes on as it measures."""
 
     def __init__(self, seed: int, best_ms: float) -> None:
         self.random = random.Random(seed)
@@ -63,7 +63,7 @@ class Slow:
 
     def pace_now(self) -> float:
         if self.now > self.until:
-            self.pace = self.random.choice(PHASES)
+            self.pace = self.random.choice(STAGES)
             self.until = self.now + self.random.expovariate(1 / PHASE_S)
         return self.pace
 
@@ -100,9 +100,9 @@ def found_by_search(
     space: Any = SimpleNamespace(arch=SimpleNamespace(kind="cpu"))
     some: Any = None
     parts: Any = (worker, budget, costs, silent)
-    run = Run(some, some, space, Settings(), *parts)
+    run = Run(some, some, space, SearchOptions(), *parts)
     first: Any = draw.sample(plans, len(plans))
-    plan: Any = phases.rank(run, first, (), QUIET)[0]
+    plan: Any = stages.rank(run, first, (), QUIET)[0]
     return plan.part, worker
 
 
@@ -110,7 +110,7 @@ def test_searches_with_other_seeds_end_within_three_percent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of 100 times three searches 96 do; with one make of each plan, whose times had the machine's
-    slow phases, 81 did. With 25 ms a call 52 and 41 of 60.
+    slow spells, 81 did. With 25 ms a call 52 and 41 of 60.
     """
     monkeypatch.setattr(policy, "TIE_RESAMPLES", 40)
     found = [found_by_search(seed, monkeypatch)[0] for seed in range(60)]

@@ -16,7 +16,7 @@ from plantune.plans.guess import hand_plan
 from plantune.plans.workload import Workload
 from plantune.search import policy
 from plantune.search.budget import Budget
-from plantune.search.results import Settings
+from plantune.search.results import SearchOptions
 from plantune.search.search import Search
 
 
@@ -77,7 +77,7 @@ def hasty(tmp_path, monkeypatch):
         monkeypatch.setattr(f"plantune.{reader}.data_folder", lambda name: tmp_path / name)
     with PlanDatabase.open(tmp_path / "plans.db") as database:
         yield search_of(
-            Workload("se_resnet9_fixup", 1), Settings(60.0), database, cpu_environment()
+            Workload("se_resnet9_fixup", 1), SearchOptions(60.0), database, cpu_environment()
         )
 
 
@@ -88,7 +88,7 @@ def test_the_budget_begins_when_the_search_is_made(hasty, monkeypatch):
         "plantune.search.search.Budget",
         lambda seconds, spent_s: Budget(seconds, clock, spent_s=spent_s),
     )
-    settings = replace(hasty.settings, spent_s=3.0)
+    settings = replace(hasty.options, spent_s=3.0)
     search = Search(hasty.graph, hasty.problem, settings, hasty._database, hasty._environment)
     clock.now += 12
     worker = HastyWorker("start")
@@ -97,9 +97,9 @@ def test_the_budget_begins_when_the_search_is_made(hasty, monkeypatch):
     assert worker.cut_at == pytest.approx(100 - 3 + 60 * 1.12)
 
 
-@pytest.mark.parametrize("phase", ["start", "race"])
-def test_without_a_race_the_network_runs_as_it_is(hasty, phase):
-    result = hasty.run(HastyWorker(phase))
+@pytest.mark.parametrize("stage", ["start", "race"])
+def test_without_a_race_the_network_runs_as_it_is(hasty, stage):
+    result = hasty.run(HastyWorker(stage))
     assert (result.complete, result.race, result.known) == (True, None, None)
     assert (result.plan.route, result.plan.origin) == ("eager", "framework")
     assert not result.exhausted
@@ -111,7 +111,7 @@ def test_without_a_race_the_network_runs_as_it_is(hasty, phase):
 def test_without_a_race_a_known_plan_stays(hasty):
     first = hasty.run(HastyWorker())
     assert first.race is not None
-    again = Search(hasty.graph, hasty.problem, hasty.settings, hasty._database, hasty._environment)
+    again = Search(hasty.graph, hasty.problem, hasty.options, hasty._database, hasty._environment)
     result = again.run(HastyWorker("race"))
     assert result.known.plan == result.plan == first.plan
     assert len(hasty._database.plans()) == 1
@@ -131,7 +131,7 @@ def test_on_a_busy_machine_few_plans_rank_and_it_is_said(hasty, monkeypatch):
     monkeypatch.setattr(policy, "FEW_PLANS", 2)
     quiet, busy = HastyWorker(), HastyWorker()
     hasty.run(quiet)
-    again = Search(hasty.graph, hasty.problem, hasty.settings, hasty._database, hasty._environment)
+    again = Search(hasty.graph, hasty.problem, hasty.options, hasty._database, hasty._environment)
     state = State(2, others=1.9, names=("yes", "yes"))
     monkeypatch.setattr(again._log.machine, "look", lambda: state)
     result = again.run(busy)

@@ -12,9 +12,9 @@ from plantune.measure.timing import Timing
 from plantune.plans.guess import default_plan, hand_plan
 from plantune.search.budget import Budget
 from plantune.search.builds import Builds
-from plantune.search.phases import Run
 from plantune.search.policy import BUILDING, BUILDING_S
-from plantune.search.results import Settings, silent
+from plantune.search.results import SearchOptions, silent
+from plantune.search.stages import Run
 from plantune.search.step_search import StepSearch
 from plantune.search.warm_start import WarmStart, warm_start
 
@@ -83,7 +83,7 @@ def begin(graph, space, measurer, store, plan, worker):
     def begin(builds, budget=None, known=(plan,), guess=None):
         steps = StepSearch(graph, space, measurer, store, builds=builds)
         budget = budget or Budget(ENOUGH_S)
-        run = Run(graph, None, space, Settings(), worker, budget, steps, silent)
+        run = Run(graph, None, space, SearchOptions(), worker, budget, steps, silent)
         return warm_start(run, known, guess)
 
     return begin

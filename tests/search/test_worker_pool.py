@@ -19,7 +19,7 @@ from plantune.search.budget import Budget
 from plantune.search.results import Patience, silent
 from plantune.search.shared import slots as slots_module
 from plantune.search.shared.board import Board
-from plantune.search.shared.board_rows import Place
+from plantune.search.shared.board_rows import SharedSearch
 from plantune.search.shared.rdb import Persistent, close_shared, opened_shared
 from plantune.search.shared.slots import environment_on
 from plantune.search.step_search import StepSearch
@@ -107,7 +107,7 @@ def test_slots_of_searches_that_share_measure_each_candidate_once(
     def searched(own):
         storage = opened_shared(url, Patience(30))
         does = Persistent(url, NEVER_S, print)
-        board = Board(Place(storage, "net"), cpu_environment(), does, print)
+        board = Board(SharedSearch(storage, "net"), cpu_environment(), does, print)
         board.join()
         pool = WorkerPool(own, shared=board)
         steps = StepSearch(graph, space, pool, type(store)())

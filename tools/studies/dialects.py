@@ -33,7 +33,7 @@ RIVALS = ("eager", "cuda-graph", "compile-default", "compile-reduce-overhead")
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 COMPARED = ("plantune", "eager")
 FIRST_CALLS, ROUNDS, ROUND_S = 4, 21, 0.02
-Call = Callable[[], Any]
+Runnable = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Row:
         module = deepcopy(self.module).to(memory_format=order)
         return module, self.x.clone(memory_format=order)
 
-    def plantune(self, layout: str) -> Call:
+    def plantune(self, layout: str) -> Runnable:
         module, x = self.given(layout)
         mode = "infer" if self.work == "infer" else "train"
         with self.dialect.spoken(self.device):
@@ -96,7 +96,7 @@ class Row:
         step = plantune.TrainStep(tuned, self._loss, _adamw(tuned, capturable=False))
         return self._spoken(lambda: step(x, self.dy))
 
-    def rival(self, route: str, layout: str) -> Call:
+    def rival(self, route: str, layout: str) -> Runnable:
         module, x = self.given(layout)
         run: Any = module
         if route.startswith("compile-"):
@@ -104,7 +104,7 @@ class Row:
         call = self._call(run, module, x)
         return _captured(call) if route == "cuda-graph" else call
 
-    def _call(self, run: Any, module: nn.Module, x: Tensor) -> Call:
+    def _call(self, run: Any, module: nn.Module, x: Tensor) -> Runnable:
         if self.work == "infer":
 
             def infer() -> Any:
@@ -130,7 +130,7 @@ class Row:
 
         return self._spoken(step)
 
-    def _spoken(self, call: Call) -> Call:
+    def _spoken(self, call: Runnable) -> Runnable:
         def spoken() -> Any:
             with self.dialect.spoken(self.device):
                 return call()
@@ -155,7 +155,7 @@ def _adamw(module: nn.Module, *, capturable: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), 1e-7, fused=True, capturable=capturable)
 
 
-def _captured(call: Call) -> Call:
+def _captured(call: Runnable) -> Runnable:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -182,7 +182,7 @@ def errors(made: Any, exact: Sequence[Tensor]) -> list[float]:
     ]
 
 
-def compared(calls: dict[str, Call], exact: Sequence[Tensor]) -> dict[str, Any]:
+def compared(calls: dict[str, Runnable], exact: Sequence[Tensor]) -> dict[str, Any]:
     """Errors of ours and of eager, and the largest one of ours by eager's of the same tensor."""
     of = {t: errors(call(), exact) for t, call in calls.items() if t.startswith(COMPARED)}
     theirs = [max(each) for each in zip(*(e for t, e in of.items() if "eager" in t), strict=True)]
@@ -192,7 +192,7 @@ def compared(calls: dict[str, Call], exact: Sequence[Tensor]) -> dict[str, Any]:
     return {"errors": of, **ratio}
 
 
-def timed(calls: dict[str, Call]) -> dict[str, list[float]]:
+def timed(calls: dict[str, Runnable]) -> dict[str, list[float]]:
     """Microseconds of a call of each route, one figure a round; the routes take turns."""
     counts = {}
     for name, call in calls.items():
@@ -206,7 +206,7 @@ def timed(calls: dict[str, Call]) -> dict[str, list[float]]:
     return found
 
 
-def _round_us(call: Call, count: int) -> float:
+def _round_us(call: Runnable, count: int) -> float:
     if not torch.cuda.is_available():
         start = time.perf_counter()
         for _ in range(count):

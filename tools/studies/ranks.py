@@ -34,7 +34,7 @@ from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.training.data_parallel import DataParallel
 from plantune.training.groups import Group
 
-Call = Callable[[], Any]
+Runnable = Callable[[], Any]
 # So large that no gradient is so small that float16 has less than its 11 bits.
 SCALE = 8192.0
 OURS_IN_DDP = "DDP around a plan"
@@ -81,13 +81,13 @@ class Study:
         """As a planned module takes images."""
         return x.half() if self.on_gpu else x
 
-    def ours(self, **more: Any) -> tuple[nn.Module, Call]:
+    def ours(self, **more: Any) -> tuple[nn.Module, Runnable]:
         module = self.planned()
         step = TrainStep(module, loss, self.adamw(module), scale=LossScale(1024.0), **more)
         x = self.given(self.x)
         return module, lambda: step(x, self.target)
 
-    def torchs(self, *, inside: bool = False, around: bool = False) -> Call:
+    def torchs(self, *, inside: bool = False, around: bool = False) -> Runnable:
         """DistributedDataParallel, with torch.compile on one side of it or on none."""
         module = self.eager()
         inner: Any = torch.compile(module, mode="reduce-overhead") if inside else module
@@ -102,7 +102,7 @@ class Study:
 
         return self.stepping(wrapped, forward)
 
-    def wrapped(self) -> Call:
+    def wrapped(self) -> Runnable:
         """DistributedDataParallel around a network that runs from its plan."""
         run = DistributedDataParallel(self.planned(), gradient_as_bucket_view=True)
         x = self.given(self.x)
@@ -115,7 +115,7 @@ class Study:
     def casting(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.float16 if self.on_gpu else torch.bfloat16)
 
-    def stepping(self, module: nn.Module, forward: Callable[[], Tensor]) -> Call:
+    def stepping(self, module: nn.Module, forward: Callable[[], Tensor]) -> Runnable:
         optimizer, scaler = self.adamw(module), torch.amp.GradScaler(self.device.type)
 
         def step() -> None:
@@ -126,7 +126,7 @@ class Study:
 
         return step
 
-    def time_ms(self, call: Call, calls: int) -> float:
+    def time_ms(self, call: Runnable, calls: int) -> float:
         """Of one call, in a queue of them."""
         self.meet()
         began_s = time.perf_counter()
@@ -240,7 +240,7 @@ def gradients(study: Study, x: Tensor, target: Tensor) -> tuple[list[Tensor], li
     ]
 
 
-def raced(study: Study, ways: dict[str, Call], rounds: int, calls: int) -> dict[str, Any]:
+def raced(study: Study, ways: dict[str, Runnable], rounds: int, calls: int) -> dict[str, Any]:
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, call in ways.items():
@@ -253,7 +253,7 @@ def raced(study: Study, ways: dict[str, Call], rounds: int, calls: int) -> dict[
 
 def studied(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     study, group = Study(device, arguments.images), dist.group.WORLD
-    ways: dict[str, Call] = {}
+    ways: dict[str, Runnable] = {}
     if arguments.compile:  # first: it takes longest
         ways["DDP(compile reduce-overhead)"] = study.torchs(inside=True)
         ways["DDP, compile reduce-overhead around"] = study.torchs(around=True)

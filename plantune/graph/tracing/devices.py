@@ -24,7 +24,7 @@ ASKED: Mapping[Any, Callable[[torch.device], Any]] = {
 }
 
 
-class Placed(TorchFunctionMode):
+class DeviceOfModule(TorchFunctionMode):
     """Inside, tensors tell the user's code the device of the module's first one, if there is one: a
     forward may branch on it.
     """

@@ -35,7 +35,7 @@ from plantune.graph.tracing import autocast as casting
 from plantune.graph.tracing.arguments import CONSTANTS, Arguments
 from plantune.graph.tracing.constants import constant, indices
 from plantune.graph.tracing.custom_functions import applied, each_application
-from plantune.graph.tracing.devices import Placed
+from plantune.graph.tracing.devices import DeviceOfModule
 from plantune.graph.tracing.lines import files_of, line_in, line_of
 from plantune.graph.tracing.modes import modes_as_before
 from plantune.graph.tracing.purity import Overload
@@ -127,7 +127,7 @@ class _Tracing:
             each_application(partial(self._applied, recorder), self.kind),
             _Calls(self, recorder),
             self.side_effects.watched(recorder.records),
-            Placed(self.module),
+            DeviceOfModule(self.module),
         ):
             made = self.side_effects.made(self.shadow(*args, **kwargs))
         if kind_of((args, kwargs), id) != before:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from plantune.base.canonical import words
+from plantune.devices.device import Runnable
 from plantune.graph import Node, Step, TensorType
 from plantune.graph.layouts import aligned, in_layout, view_bytes
 from plantune.graph.ops import op_named
@@ -18,7 +19,7 @@ from plantune.graph.ops.pointwise import BroadcastOp
 from plantune.kernels.chips import slowdown
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, KernelFamily, Parts
 from plantune.kernels.one_call import BIASED, call_together, calls_in
-from plantune.kernels.torch_ops import Call, viewed, writes
+from plantune.kernels.torch_ops import viewed, writes
 
 # Their kernels follow the layout of the image: batch norm writes in it even into given memory of
 # another layout, pools copy the image first if it is not that of the result.
@@ -180,10 +181,10 @@ def _made_in(step: Step, name: str, config: Attrs) -> str:
 
 def _settled(
     step: Step, config: Attrs, values: dict[str, Tensor], adopted: frozenset[str]
-) -> list[Call]:
+) -> list[Runnable]:
     """Calls that bring adopted images into the layout that was promised, if they are not."""
 
-    def settle(name: str, layout: str) -> Call:
+    def settle(name: str, layout: str) -> Runnable:
         def call() -> None:
             values[name] = in_layout(values[name], layout)
 

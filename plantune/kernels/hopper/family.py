@@ -58,7 +58,7 @@ class WarpgroupParts(ConvParts):
 def filter_and_scalars(
     step: Step, epilogue: ConvEpilogue, w: str = "w", prefix: str = ""
 ) -> dict[str, tuple[str, Arrangement]]:
-    """What a convolution reads of weights, as `Launch` asks for it."""
+    """What a convolution reads of weights, as `HopperLaunch` asks for it."""
     weight = epilogue.conv.inputs[1]
     scalars = channel_parts(step, epilogue, prefix)
     return {w: (weight, filter_arrangement(step, weight)), **scalars}

@@ -52,7 +52,7 @@ class Scalars(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Launch:
+class HopperLaunch:
     """A bound convolution: where to copy from and to. All of it is read at each launch.
 
     `constants` has the filter as `w`, that of a second convolution as `w2`, and what `scalars` has.

@@ -12,7 +12,7 @@ from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, refuse
 from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.elements import Elements, size_of
-from plantune.kernels.hopper.launch import Launch
+from plantune.kernels.hopper.launch import HopperLaunch
 from plantune.kernels.hopper.products import ELEMENTS, FACTORS
 from plantune.kernels.hopper.tiles import PoolGather, dense_box, reused_box
 from plantune.kernels.patterns.epilogue import conv_epilogue
@@ -110,7 +110,7 @@ class PipelinedConv(hopper.HopperFamily[hopper.WarpgroupParts]):
     def bind(self, parts: hopper.WarpgroupParts, config: Attrs, frame: Frame) -> Binding:
         design = self.design(parts, config)
         constants = Constants(frame, hopper.constants_of(parts, design))
-        return Launch(parts, design, frame, constants).bound()
+        return HopperLaunch(parts, design, frame, constants).bound()
 
     def estimate_us(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> float:
         conv_us = hopper.estimate_us(self.design(parts, config), parts.step.traffic_bytes, arch)

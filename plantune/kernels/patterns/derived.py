@@ -44,7 +44,7 @@ class Derived:
         for operand in self.operands:
             source = sources[operand.name]
             strides = [0] * len(self.shape)
-            for axis, stride in zip(operand.place, source.stride(), strict=True):
+            for axis, stride in zip(operand.axes, source.stride(), strict=True):
                 if axis != NONE:
                     strides[axis] = stride
             yield source.as_strided(self.shape, strides, source.storage_offset()), operand.name

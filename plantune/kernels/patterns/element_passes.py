@@ -142,11 +142,11 @@ def _needed(wanted: Iterable[str], nodes: Sequence[Node]) -> set[str]:
 def _sorted(head: Step, expression: pointwise_chain.Expression) -> Pass:
     """An expression whose operands are whole images, or not."""
     whole = pointwise_chain.whole(head.outputs[-1][1].shape)
-    images = tuple(o.name for o in expression.operands if o.place == whole)
-    small = tuple(o for o in expression.operands if o.place != whole)
+    images = tuple(o.name for o in expression.operands if o.axes == whole)
+    small = tuple(o for o in expression.operands if o.axes != whole)
     return Pass(images, small, expression.operands, expression.lines, expression.results)
 
 
 def axes_of(operand: Operand) -> frozenset[int]:
     """The axes of the result along which an operand runs."""
-    return frozenset(operand.place) - {NONE}
+    return frozenset(operand.axes) - {NONE}

@@ -13,7 +13,7 @@ from plantune.graph.ops.pointwise import BroadcastOp, ChannelOp
 from plantune.kernels.cuda import vector_kernel
 
 # Which axis of the result each axis of a value runs along; NONE if it is broadcast.
-Place = tuple[int, ...]
+AxisMap = tuple[int, ...]
 NONE = -1
 # Ops in C++ that are not functions of the table, as csrc/cuda/arithmetic.h has them.
 EXPRESSIONS = {
@@ -41,7 +41,7 @@ class Operand:
     """An input, and how it is broadcast to the result."""
 
     name: str
-    place: Place
+    axes: AxisMap
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,14 @@ class _Writer:
         self.lines: list[str] = []
         self.made: dict[Operand, str] = {}
 
-    def element(self, value: str, place: Place) -> str:
+    def element(self, value: str, axes: AxisMap) -> str:
         """What one element of a value is called in C++."""
-        key = Operand(value, place)
+        key = Operand(value, axes)
         if value not in self.makers:
             return self.operands.setdefault(key, f"in[{len(self.operands)}]")
         if key not in self.made:
             node = self.makers[value]
-            inputs = [self.element(*read) for read in self.reads(node, place)]
+            inputs = [self.element(*read) for read in self.reads(node, axes)]
             numbers = {name: _literal(node.attrs[name]) for name in _numbers(node)}
             name = f"v{len(self.made)}"
             text = self.text(node).format(*inputs, **numbers)
@@ -119,25 +119,25 @@ class _Writer:
     def is_float(self, cast: Node) -> bool:
         return self.step.types[cast.inputs[0]].is_float
 
-    def reads(self, node: Node, place: Place) -> list[tuple[str, Place]]:
-        """Each input of a node with its place, if that of the result is known."""
+    def reads(self, node: Node, axes: AxisMap) -> list[tuple[str, AxisMap]]:
+        """Each input of a node with its axes, if those of the result are known."""
         op, shapes = op_named(node.op), [self.step.types[name].shape for name in node.inputs]
-        places = [place] * len(node.inputs)
+        axes_of = [axes] * len(node.inputs)
         if isinstance(op, ChannelOp):
-            places[1] = _kept(shapes[1], (place[node.attrs["axis"]],))
+            axes_of[1] = _kept(shapes[1], (axes[node.attrs["axis"]],))
         elif isinstance(op, BroadcastOp) or node.op == "broadcast_to":
-            places[-1] = _kept(shapes[-1], place[len(place) - len(shapes[-1]) :])
-        return list(zip(node.inputs, places, strict=True))
+            axes_of[-1] = _kept(shapes[-1], axes[len(axes) - len(shapes[-1]) :])
+        return list(zip(node.inputs, axes_of, strict=True))
 
 
-def whole(shape: tuple[int, ...]) -> Place:
-    """The place of what is not broadcast."""
+def whole(shape: tuple[int, ...]) -> AxisMap:
+    """The axes of what is not broadcast."""
     return _kept(shape, tuple(range(len(shape))))
 
 
-def _kept(shape: tuple[int, ...], place: Place) -> Place:
+def _kept(shape: tuple[int, ...], axes: AxisMap) -> AxisMap:
     """Axes of one element run along none."""
-    return tuple(NONE if size == 1 else axis for size, axis in zip(shape, place, strict=True))
+    return tuple(NONE if size == 1 else axis for size, axis in zip(shape, axes, strict=True))
 
 
 def _numbers(node: Node) -> tuple[str, ...]:
@@ -226,7 +226,7 @@ def _strides(step: Step, operand: Operand, layout: str, rank: int) -> list[int]:
     image = len(type_.shape) == 4 and operand.name not in step.constants
     own = type_.strides(layout if image else "nchw")
     strides = [0] * rank
-    for axis, stride in zip(operand.place, own, strict=True):
+    for axis, stride in zip(operand.axes, own, strict=True):
         if axis != NONE:
             strides[axis] = stride
     return strides

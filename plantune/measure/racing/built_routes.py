@@ -19,7 +19,7 @@ from plantune.base.scopes import with_values
 from plantune.base.tolerances import AGAIN, tolerance
 from plantune.devices.cuda.flags import cudnn
 from plantune.devices.cuda.workspaces import KeptProducts
-from plantune.devices.device import Call, framework_alone
+from plantune.devices.device import Runnable, framework_alone
 from plantune.devices.gpus import device_for
 from plantune.devices.host import NO_COMPILER, cxx_compiler
 from plantune.errors import BuildError, WrongResult
@@ -53,11 +53,11 @@ class BuiltRoute:
 
     `build_s` is the time until its first calls were done; `cached` says that torch found something
     of it compiled. `static` says that `same` relies on images that stay where they are. `marked`
-    tells of the phases of a call in training; None where they cannot be told apart.
+    tells of the parts of a call in training; None where they cannot be told apart.
     """
 
-    same: Call
-    fresh: Call
+    same: Runnable
+    fresh: Runnable
     promise: str
     build_s: float
     cached: bool = False
@@ -304,7 +304,7 @@ class RouteBuilder:
         if self._train:
             return passes_of(run, module, self._dys, renew)
 
-        def call_of(images: Sequence[Inputs]) -> Call:
+        def call_of(images: Sequence[Inputs]) -> Runnable:
             turns = cycle(images)
             return lambda: run(*next(turns))
 
@@ -325,7 +325,7 @@ class RouteBuilder:
             return [y.detach() for y in _tensors(run(*xs))]
 
 
-def _warmed_up(call: Call) -> Call:
+def _warmed_up(call: Runnable) -> Runnable:
     """A call of which torch has compiled and captured all by now."""
     for _ in range(FIRST_CALLS):
         call()

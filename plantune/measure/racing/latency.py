@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from plantune.devices.cuda.capture import no_collection
-from plantune.devices.device import Call, Device
+from plantune.devices.device import Device, Runnable
 from plantune.measure.timing import Effort, Timing, order_of_round
 from plantune.measure.watches import HOST, Watch, kernel_watch
 
@@ -30,7 +30,7 @@ CYCLES_PER_US = 2500
 LEAST_WAIT_US = 100.0
 
 
-def time_latencies(calls: Sequence[Call], effort: Effort, watch: Watch) -> list[Timing]:
+def time_latencies(calls: Sequence[Runnable], effort: Effort, watch: Watch) -> list[Timing]:
     """Single calls until their result is there, in turns; no sample is discarded, slow ones count.
 
     Each turn starts with a call that is not timed. When the effort is over, one call of each route
@@ -51,18 +51,18 @@ def time_latencies(calls: Sequence[Call], effort: Effort, watch: Watch) -> list[
     return [Timing(tuple(taken)) for taken in samples]
 
 
-def _turn_us(call: Call, effort: Effort, watch: Watch) -> list[float]:
+def _turn_us(call: Runnable, effort: Effort, watch: Watch) -> list[float]:
     first = watch.batch_us(call, 1)
     fitting = int(TURN_US / max(first, 1.0))
     turn = 1 if effort.is_over else min(max(fitting, FEWEST_A_TURN), MOST_A_TURN)
     return [first, *(watch.batch_us(call, 1) for _ in range(turn - 1))]
 
 
-def host_us(calls: Sequence[Call], device: Device) -> list[float]:
+def host_us(calls: Sequence[Runnable], device: Device) -> list[float]:
     """What each call takes of the host before it returns, in a row of calls for which the GPU has
     time, with warm caches.
 
-    In turns, because hosts have slow phases: of routes that were timed one after the other, in 3 ms
+    In turns, because hosts have slow spells: of routes that were timed one after the other, in 3 ms
     each, one took 39 us beside 15 for its twin (H200, 2026-11-22).
     """
     taken: list[list[float]] = [[] for _ in calls]
@@ -78,7 +78,7 @@ def host_us(calls: Sequence[Call], device: Device) -> list[float]:
     return [statistics.median(times_us) for times_us in taken]
 
 
-def gpu_us(call: Call, device: Device, host_us: float) -> float:
+def gpu_us(call: Runnable, device: Device, host_us: float) -> float:
     """What a call takes of the GPU if the host is far ahead: calls are queued while it waits."""
     watch, wait_us = kernel_watch(device), 2 * host_us * CALLS_QUEUED + LEAST_WAIT_US
 

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from plantune.devices.cuda.flags import flags
-from plantune.devices.device import Call, Device, first_line
+from plantune.devices.device import Device, Runnable, first_line
 from plantune.errors import PlantuneError, WorkerDied
 from plantune.measure.limits import rejection
 from plantune.measure.programs import NO_TIME, Say
@@ -22,8 +22,8 @@ from plantune.measure.racing.built_routes import (
     BuiltRoute,
     RouteBuilder,
 )
+from plantune.measure.racing.call_parts import parts_us
 from plantune.measure.racing.latency import gpu_us, host_us, time_latencies
-from plantune.measure.racing.phases import phases_us
 from plantune.measure.racing.routes import LIVE
 from plantune.measure.racing.run_off import Turn, contenders, with_more_rounds
 from plantune.measure.subject import Raced
@@ -50,8 +50,8 @@ Sides = tuple[float | None, float | None]
 class Detail:
     """All that is known of one route: `queued` and `latency` by the kind of images.
 
-    `host_us` and `gpu_us` are what a call takes of each of the two; None on a CPU. `phases_us` are
-    the phases of a call in training, by their names.
+    `host_us` and `gpu_us` are what a call takes of each of the two; None on a CPU. `parts_us` are
+    the parts of a call in training, by their names.
     """
 
     promise: str
@@ -62,7 +62,7 @@ class Detail:
     latency: Mapping[str, Timing] = field(default_factory=dict)
     host_us: float | None = None
     gpu_us: float | None = None
-    phases_us: Mapping[str, float] = field(default_factory=dict)
+    parts_us: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def _timed(
             _by_kind(name, queued),
             _by_kind(name, dict(zip(calls, single, strict=False))),
             *sides.get(name, none),
-            _phases(built, device) if detailed else {},
+            _parts(built, device) if detailed else {},
         )
         for name, built in ready.items()
     }
@@ -216,7 +216,7 @@ def _timed(
 
 def _queued(
     ready: Mapping[str, BuiltRoute],
-    calls: Mapping[Turn, Call],
+    calls: Mapping[Turn, Runnable],
     effort: Effort,
     watch: Watch,
     longest_s: float,
@@ -258,8 +258,8 @@ def _sides(ready: Mapping[str, BuiltRoute], device: Device) -> dict[str, Sides]:
     return {name: (host, gpu_us(call, device, host)) for name, call, host in timed}
 
 
-def _phases(built: BuiltRoute, device: Device) -> dict[str, float]:
-    return {} if built.marked is None else phases_us(built.marked, device)
+def _parts(built: BuiltRoute, device: Device) -> dict[str, float]:
+    return {} if built.marked is None else parts_us(built.marked, device)
 
 
 def _judged(details: Mapping[str, Detail]) -> Race:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from plantune.devices.device import Call
+from plantune.devices.device import Runnable
 from plantune.measure.timing import Effort, Timing, joined, time_interleaved
 from plantune.measure.watches import Watch
 
@@ -36,7 +36,7 @@ def contenders(
 
 def with_more_rounds(
     timings: Mapping[Turn, Timing],
-    calls: Mapping[Turn, Call],
+    calls: Mapping[Turn, Runnable],
     names: Collection[str],
     effort: Effort,
     watch: Watch,

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from plantune.measure.racing.phases import START, Mark, unmarked
+from plantune.measure.racing.call_parts import START, Mark, unmarked
 from plantune.measure.racing.routes import Run
 from plantune.measure.subject import Inputs
 from plantune.runtime.module import TunedModule
 from plantune.training.step import TrainStep
 
 Marked = Callable[[Mark], object]
-CallOf = Callable[[Sequence[Inputs]], Any]  # Call in inference, else that and Marked
+CallOf = Callable[[Sequence[Inputs]], Any]  # Runnable in inference, else that and Marked
 # So small that the weights stay what they are, however long a race takes.
 RATE = 1e-7
 

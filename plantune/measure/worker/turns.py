@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from plantune.base.settings import turns_file
+from plantune.base.environment_variables import turns_file
 
 # Files for locks; a lock ends when its file is closed, also by a kill.
 QUEUE, GPU = ".queue", ".gpu"

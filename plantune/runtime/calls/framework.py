@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
-from plantune.base.settings import is_disabled, is_logging
+from plantune.base.environment_variables import is_disabled, is_logging
 from plantune.base.warning import warn
 from plantune.devices.cuda.workspaces import foreign_dispatch_modes
 from plantune.errors import InputMismatch, PlantuneWarning

@@ -20,7 +20,13 @@ from plantune.graph.tracing.extract import extract_with_outputs
 from plantune.runtime.calls.choose import Finder
 from plantune.runtime.calls.framework import Options
 from plantune.runtime.calls.inputs import PlannedCall, PlannedInputs
-from plantune.runtime.calls.planned import Planned, Settings, Trained, heeds_settings, settings_of
+from plantune.runtime.calls.planned import (
+    Planned,
+    TorchSettings,
+    Trained,
+    heeds_torch_settings,
+    torch_settings_of,
+)
 from plantune.runtime.captured.stock import Stock
 from plantune.runtime.watched.form import Form
 from plantune.runtime.watched.live_state import HeldTensors
@@ -33,7 +39,7 @@ KEPT_FORMS = 4
 # Calls of a kind without a stored plan, before what runs unplanned calls is made for it: making
 # takes long, and a shape may come once.
 FEW_CALLS = 16
-Kind = tuple[PlannedCall, Trained, Settings]
+Kind = tuple[PlannedCall, Trained, TorchSettings]
 T = TypeVar("T")
 
 
@@ -46,7 +52,7 @@ class Kinds:
         self._held, self._inputs, self._options, self._device = held, inputs, options, device
         self._of_others = replace(options, known=False)
         self._on_cpu = device.type == "cpu"
-        self._settings = settings_of(device)
+        self._settings = torch_settings_of(device)
         self.why_no_plans: str | None = None
         with suppress(UnsupportedDevice):  # of a GPU that is not here the call tells
             self.why_no_plans = why_no_plans(device)
@@ -62,9 +68,9 @@ class Kinds:
     def kind_of(self, call: PlannedCall, trained: Trained) -> Kind:
         return call, trained, self._settings()
 
-    def settings_of(self, kept: Planned) -> Callable[[], Settings] | None:
+    def settings_of(self, kept: Planned) -> Callable[[], TorchSettings] | None:
         """Says torch's settings, if they matter for it: they were `kept.settings`."""
-        return self._settings if heeds_settings(kept.stock.graph, self._device) else None
+        return self._settings if heeds_torch_settings(kept.stock.graph, self._device) else None
 
     def keeps(self, form: Form, call: PlannedCall, kept: Planned) -> bool:
         """Whether that runs such calls without gradients from now on."""

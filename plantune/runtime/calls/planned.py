@@ -32,15 +32,15 @@ Substitute = FrameworkRoute | RouteRace | ShippedRace
 
 
 # How many threads compute on a CPU, and what products of float32 are rounded to on a GPU.
-Settings = int | tuple[str, ...]
+TorchSettings = int | tuple[str, ...]
 
 
-def settings_of(device: torch.device) -> Callable[[], Settings]:
+def torch_settings_of(device: torch.device) -> Callable[[], TorchSettings]:
     """Says torch's settings that a plan there depends on; a user may change them at any time."""
     return torch.get_num_threads if device.type == "cpu" else precisions_of_calls
 
 
-def heeds_settings(graph: Graph, device: torch.device) -> bool:
+def heeds_torch_settings(graph: Graph, device: torch.device) -> bool:
     """Whether a plan for the graph depends on them: on a GPU they are about float32 alone."""
     return device.type == "cpu" or graph.multiplies_float32
 
@@ -54,7 +54,7 @@ class Planned:
         outputs: Outputs,
         device: torch.device,
         call: PlannedCall,
-        settings: Settings,
+        settings: TorchSettings,
     ) -> None:
         self.stock = stock
         stock.lay_out(call.arguments, in_rows=outputs.calls is None)

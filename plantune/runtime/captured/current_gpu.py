@@ -11,14 +11,14 @@ import torch
 from plantune.runtime.watched.torch_internals import current_gpu
 
 
-class Placed(Protocol):
+class HasDevice(Protocol):
     """What has a device of its own."""
 
     @property
     def device(self) -> torch.device: ...
 
 
-S = TypeVar("S", bound=Placed)
+S = TypeVar("S", bound=HasDevice)
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -22,7 +22,7 @@ from plantune.runtime.program.program import Program
 from plantune.runtime.program.result_strides import ResultStrides
 from plantune.runtime.watched.torch_internals import empty_on_gpu
 
-Launch = Callable[[c_void_p], None]
+LaunchGraph = Callable[[c_void_p], None]
 Direct = Callable[[Sequence[Tensor], c_void_p], tuple[Tensor, ...] | None]
 
 
@@ -104,7 +104,7 @@ class Ends:
         self._result_strides: ResultStrides | None = None
         self._asks = False
         self._wanted: Sequence[Strides] | None = None
-        self._launch: Launch = _nothing
+        self._launch: LaunchGraph = _nothing
         # What tells the kernels of an end of another place.
         self._patched: dict[str, list[Patch]] = {}
         # Of inputs, written outputs and those that were written before, which go back to where they
@@ -229,7 +229,7 @@ class Ends:
         self._moves = [self._patched.get(name, []) for name in names]
         self._places = []
 
-    def meet(self, inputs: Sequence[Tensor]) -> tuple[Launch, tuple[Tensor, ...]]:
+    def meet(self, inputs: Sequence[Tensor]) -> tuple[LaunchGraph, tuple[Tensor, ...]]:
         """What launches the pass on these inputs, and memory for its outputs."""
         if self._asks:
             self._ask(inputs)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from plantune.runtime.program.branches import Branch, Call
-from plantune.runtime.program.schedule import Launch
+from plantune.runtime.program.branches import Branch, Enqueue
+from plantune.runtime.program.schedule import ScheduledStep
 
 Told = Callable[[Sequence[str]], None]
 
@@ -20,7 +20,7 @@ class Arrivals:
     def __init__(self, places: Mapping[str, int]) -> None:
         """`places` are those of the launches before which each value is there."""
         self._tell: Told | None = None
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, Enqueue] = {}
         for place in {*places.values()}:
             names = tuple(name for name, its in places.items() if its == place)
             self.calls[place] = partial(self._arrive, names)
@@ -39,7 +39,7 @@ class Arrivals:
 
 
 def arrival_places(
-    launches: Sequence[Launch], branches: Iterable[Branch], values: Iterable[str], first: int
+    launches: Sequence[ScheduledStep], branches: Iterable[Branch], values: Iterable[str], first: int
 ) -> dict[str, int]:
     """The place of the launch before which each value is made; `first` if no launch makes it."""
     beside = {(branch.launch, branch.rest): branch.join for branch in branches}

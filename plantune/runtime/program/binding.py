@@ -11,7 +11,7 @@ from torch import Tensor
 from plantune.graph.layouts import view_bytes
 from plantune.kernels.cpu.huge_pages import in_huge_pages
 from plantune.kernels.family import Binding, Frame, Values
-from plantune.runtime.program.schedule import Launch
+from plantune.runtime.program.schedule import ScheduledStep
 
 # Bytes for a value or workspace of that name and size: memory, and where in it they start.
 Take = Callable[[str, int], tuple[Tensor, int]]
@@ -22,7 +22,7 @@ def fresh(size_bytes: int, device: torch.device) -> Tensor:
     return in_huge_pages(torch.empty(size_bytes, dtype=torch.uint8, device=device))
 
 
-def made_for(launch: Launch, take: Take) -> Values:
+def made_for(launch: ScheduledStep, take: Take) -> Values:
     """A tensor for everything that a launch writes into given memory, its workspace included."""
     values = {
         name: view_bytes(*take(name, type_.size_bytes), type_, layout)
@@ -34,7 +34,7 @@ def made_for(launch: Launch, take: Take) -> Values:
     return values
 
 
-def bind(launch: Launch, values: Values, built: Any, device: torch.device) -> Binding:
+def bind(launch: ScheduledStep, values: Values, built: Any, device: torch.device) -> Binding:
     """The kernel of a launch, tied to the memory in `values`."""
     workspace = values.get(launch.workspace)
     frame = Frame(values, workspace, built, device, launch.loose, launch.aligned)

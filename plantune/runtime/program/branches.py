@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from plantune.runtime.program.schedule import Launch, Schedule
+from plantune.runtime.program.schedule import Schedule, ScheduledStep
 from plantune.runtime.program.streams import Side
 
 # Memory of a branch is taken for as long as it may run: it starts no more launches before its turn,
@@ -51,7 +51,7 @@ def branches_of(schedule: Schedule) -> tuple[Branch, ...]:
     return tuple(found)
 
 
-def _branches(launches: Sequence[Launch], start: int) -> list[Branch]:
+def _branches(launches: Sequence[ScheduledStep], start: int) -> list[Branch]:
     """Those of one pass. Where two could run beside each other, the smaller one leaves the line."""
     edges = [(launch.reads, launch.writes) for launch in launches]
     spans = [_span(edges, place) for place in range(len(launches))]
@@ -100,7 +100,7 @@ def _touch(edges: Sequence[Edges], one: int, other: int) -> bool:
     return not writes.isdisjoint(reads)
 
 
-Call = Callable[[], None]
+Enqueue = Callable[[], None]
 
 
 class Lanes:
@@ -126,11 +126,11 @@ class Lanes:
 
     def ordered(
         self,
-        calls: Sequence[list[Call]],
+        calls: Sequence[list[Enqueue]],
         places: range,
-        rests: Mapping[int, Call] | None = None,
-        marks: Mapping[int, Call] | None = None,
-    ) -> list[Call]:
+        rests: Mapping[int, Enqueue] | None = None,
+        marks: Mapping[int, Enqueue] | None = None,
+    ) -> list[Enqueue]:
         """The calls of the launches of one pass, which is over when all of it is. `rests` are the
         second halves of those that are `halved`; `marks` come before the launches of their places,
         after what is joined there.
@@ -138,7 +138,7 @@ class Lanes:
         mine = [lane for lane in self._lanes if lane.branch.launch in places]
         beside = {lane.branch.launch: lane for lane in mine if not lane.branch.rest}
         after = {lane.branch.launch: lane for lane in mine if lane.branch.rest}
-        order: list[Call] = []
+        order: list[Enqueue] = []
         for place in (*places, places.stop):
             # A branch after this place may take the memory of one that is joined here.
             order += [lane.join for lane in mine if lane.branch.join == place]
@@ -162,7 +162,7 @@ class _Lane(Side):
         super().__init__(device)
         self.branch = branch
 
-    def around(self, calls: Sequence[Call]) -> Call:
+    def around(self, calls: Sequence[Enqueue]) -> Enqueue:
         def call() -> None:
             with self.inside():
                 for each in calls:

@@ -12,7 +12,7 @@ from torch import Tensor
 from plantune.graph.layouts import aligned
 from plantune.runtime.program.binding import Take, fresh
 from plantune.runtime.program.branches import Branch
-from plantune.runtime.program.schedule import Launch, Schedule
+from plantune.runtime.program.schedule import Schedule, ScheduledStep
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Liveness:
     spent: tuple[str, ...] = ()
 
 
-def passes(schedule: Schedule) -> tuple[Launch, ...]:
+def passes(schedule: Schedule) -> tuple[ScheduledStep, ...]:
     """The launches of the forward and the backward pass, in order."""
     return (*schedule.phase("forward"), *schedule.phase("backward"))
 
@@ -174,7 +174,7 @@ class _Uses:
         self.first[name], self.sizes[name] = when[0], size_bytes
         self.use(name, when[-1])
 
-    def launch(self, when: range, launch: Launch, schedule: Schedule) -> None:
+    def launch(self, when: range, launch: ScheduledStep, schedule: Schedule) -> None:
         """`when` are the launches while which it may run."""
         for conversion in launch.conversions:
             self.use(conversion.source, when[-1])
@@ -194,7 +194,7 @@ class _Uses:
         if launch.workspace_bytes:
             self.make(launch.workspace, launch.workspace_bytes, when)
 
-    def rest(self, when: range, launch: Launch) -> None:
+    def rest(self, when: range, launch: ScheduledStep) -> None:
         """`when` are the launches while which its second half may run."""
         for name in (*launch.rest, *([launch.workspace] if launch.workspace_bytes else ())):
             self.use(name, when[-1])

@@ -23,11 +23,11 @@ from plantune.kernels.weights.copies import Copies
 from plantune.plans.checked_plan import CheckedPlan
 from plantune.runtime.program.arrivals import Arrivals, Told, arrival_places
 from plantune.runtime.program.binding import bind, made_for
-from plantune.runtime.program.branches import Call, Lanes, branches_of
+from plantune.runtime.program.branches import Enqueue, Lanes, branches_of
 from plantune.runtime.program.conversions import Converter
 from plantune.runtime.program.memory_plan import liveness, passes, taker
 from plantune.runtime.program.result_strides import ResultStrides, with_strides
-from plantune.runtime.program.schedule import Launch, Schedule, make_schedule
+from plantune.runtime.program.schedule import Schedule, ScheduledStep, make_schedule
 from plantune.runtime.program.weights import Weights
 
 # They need nothing that a pass prepares.
@@ -72,7 +72,7 @@ class Program:
         self._schedule = schedule
         self._arch = arch
         self._copies = Copies(arch, device)
-        self._steps: dict[str, Call] = {}
+        self._steps: dict[str, Enqueue] = {}
         self._converters: dict[str, Converter] = {}
         build_all((launch.chosen for launch in schedule.launches), arch)
         self._weights = None
@@ -80,12 +80,12 @@ class Program:
         if on_gpu:
             self._weights = Weights(graph, self.values, arch, device)
             first = self._weights.others(schedule)
-        self._prepare: list[Call] = []
-        self._once: list[Call] = []
+        self._prepare: list[Enqueue] = []
+        self._once: list[Enqueue] = []
         self._constants: dict[str, tuple[Constant, ...]] = {}
         lanes = Lanes(branches, device)
         launches, turn = passes(schedule), len(schedule.phase("forward"))
-        self._rests: dict[str, Call] = {launches[i].step.name: _nothing for i in lanes.halved}
+        self._rests: dict[str, Enqueue] = {launches[i].step.name: _nothing for i in lanes.halved}
         fixed = _fixed_values(graph, first)
         for launch in first:
             once = all(name in fixed for name, _ in launch.step.outputs)
@@ -116,7 +116,9 @@ class Program:
         self._spent = live.spent
         self._left = (*live.held, *(name for name, _ in (*graph.inputs, *graph.output_gradients)))
 
-    def _prepare_beside(self, launches: Sequence[Launch], calls: Sequence[list[Call]]) -> None:
+    def _prepare_beside(
+        self, launches: Sequence[ScheduledStep], calls: Sequence[list[Enqueue]]
+    ) -> None:
         """Launches of the forward pass wait for what follows from weights only if they read it."""
         assert self._weights is not None
         constants = [self._constants[launch.step.name] for launch in launches]
@@ -126,13 +128,13 @@ class Program:
             calls[place].insert(0, join)
         calls[len(launches) - 1].append(self._weights.end)
 
-    def _calls(self, launch: Launch, drops: Sequence[str] = ()) -> list[Call]:
+    def _calls(self, launch: ScheduledStep, drops: Sequence[str] = ()) -> list[Enqueue]:
         """What a launch does in each pass; its refresh joins the preparation."""
         binding = bind(launch, self.values, build(launch.chosen, self._arch), self.device)
         if binding.refresh is not None:
             self._prepare.append(binding.refresh)
         self._constants[launch.step.name] = binding.constants
-        calls: list[Call] = []
+        calls: list[Enqueue] = []
         for conversion in launch.conversions:
             made = Converter(conversion, self.values, self._arch, self.device)
             self._steps[made.label] = self._converters[made.label] = made
@@ -140,7 +142,7 @@ class Program:
         device = self.device  # not `self`: a program in a cycle would keep its memory
         name = launch.step.name
 
-        def labelled(launch: Callable[[int], None]) -> Call:
+        def labelled(launch: Callable[[int], None]) -> Enqueue:
             def call() -> None:
                 recording.label(name)
                 launch(current_stream(device))
@@ -331,7 +333,7 @@ class Program:
         return made.copy_(value)
 
 
-def _arrivals(graph: Graph, launches: Sequence[Launch], lanes: Lanes, turn: int) -> Arrivals:
+def _arrivals(graph: Graph, launches: Sequence[ScheduledStep], lanes: Lanes, turn: int) -> Arrivals:
     made = [value for _, value in graph.gradients]
     return Arrivals(arrival_places(launches, lanes.branches, made, turn))
 
@@ -345,7 +347,7 @@ def _nothing() -> None:
     """The second half of a launch that turned out to be one."""
 
 
-def _fixed_values(graph: Graph, launches: Iterable[Launch]) -> frozenset[str]:
+def _fixed_values(graph: Graph, launches: Iterable[ScheduledStep]) -> frozenset[str]:
     """Those of the graph's fixed values that torch makes of nothing but others of them."""
     made: set[str] = set()
     for launch in launches:
@@ -356,7 +358,7 @@ def _fixed_values(graph: Graph, launches: Iterable[Launch]) -> frozenset[str]:
     return frozenset(made)
 
 
-def _drop(names: Sequence[str], values: Values) -> Call:
+def _drop(names: Sequence[str], values: Values) -> Enqueue:
     def call() -> None:
         for name in names:
             del values[name]

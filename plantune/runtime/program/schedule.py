@@ -30,7 +30,7 @@ class Conversion:
 
 
 @dataclass(frozen=True)
-class Launch:
+class ScheduledStep:
     """A step with its inputs renamed to where they are stored in the layout that it demands."""
 
     chosen: ResolvedStep
@@ -122,10 +122,10 @@ class Schedule:
     """All launches in order, and the layout of each value."""
 
     graph: Graph
-    launches: tuple[Launch, ...]
+    launches: tuple[ScheduledStep, ...]
     layouts: dict[str, str]
 
-    def phase(self, name: str) -> tuple[Launch, ...]:
+    def phase(self, name: str) -> tuple[ScheduledStep, ...]:
         return tuple(launch for launch in self.launches if launch.step.phase == name)
 
 
@@ -140,7 +140,7 @@ def make_schedule(checked: CheckedPlan) -> Schedule:
     for name, _ in graph.output_gradients:
         layouts[name] = next(_demands(name, steps), layouts[name])
     loose = loose_values(graph, steps, layouts)
-    launches: list[Launch] = []
+    launches: list[ScheduledStep] = []
     own: set[str] = set()
     for chosen in steps:
         launch = _converted(chosen, layouts, loose)
@@ -172,13 +172,15 @@ def _demands(name: str, steps: Iterable[ResolvedStep]) -> Iterator[str]:
     """The layouts in which steps read a value, in order."""
     for chosen in steps:
         if name in dict(chosen.step.inputs):
-            demanded = Launch(chosen).layouts
+            demanded = ScheduledStep(chosen).layouts
             if name in demanded:
                 yield demanded[name]
 
 
-def _converted(chosen: ResolvedStep, layouts: dict[str, str], loose: frozenset[str]) -> Launch:
-    step, demanded = chosen.step, Launch(chosen).layouts
+def _converted(
+    chosen: ResolvedStep, layouts: dict[str, str], loose: frozenset[str]
+) -> ScheduledStep:
+    step, demanded = chosen.step, ScheduledStep(chosen).layouts
     free = loose & chosen.family.reads_loose(chosen.parts, chosen.config)
     renamed: dict[str, str] = {}
     conversions = []
@@ -190,4 +192,4 @@ def _converted(chosen: ResolvedStep, layouts: dict[str, str], loose: frozenset[s
                 layouts[renamed[name]] = layout
                 conversions.append(Conversion(name, renamed[name], layout))
     left = loose.intersection(name for name, _ in step.outputs)
-    return Launch(chosen.renamed(renamed), tuple(conversions), left)
+    return ScheduledStep(chosen.renamed(renamed), tuple(conversions), left)

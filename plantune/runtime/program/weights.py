@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -13,11 +13,10 @@ from plantune.kernels.family import Values
 from plantune.kernels.patterns.derived import derived_values
 from plantune.kernels.weights.constants import Constant, Room, as_it_is
 from plantune.kernels.weights.preparation import Preparation
-from plantune.runtime.program.schedule import Launch, Schedule
+from plantune.runtime.program.branches import Enqueue
+from plantune.runtime.program.schedule import Schedule, ScheduledStep
 from plantune.runtime.program.streams import Side
 from plantune.space.arch import Arch
-
-Call = Callable[[], None]
 
 
 class Beside(Side):
@@ -77,7 +76,7 @@ class Weights:
         self._first: tuple[Constant, ...] = ()
         self._beside: Beside | None = None
 
-    def others(self, schedule: Schedule) -> tuple[Launch, ...]:
+    def others(self, schedule: Schedule) -> tuple[ScheduledStep, ...]:
         """The launches of what is not an expression over weights.
 
         What they make on the way is theirs. Other derived values are there only if `bind` finds
@@ -95,7 +94,9 @@ class Weights:
             self._rooms[name] = self._values.pop(name)
         return tuple(found)
 
-    def bind(self, launches: Iterable[Launch], constants: Mapping[str, Sequence[Constant]]) -> None:
+    def bind(
+        self, launches: Iterable[ScheduledStep], constants: Mapping[str, Sequence[Constant]]
+    ) -> None:
         """Takes what the kernels of all launches read otherwise than it is, by the step's name."""
         read = set(self._graph.results)
         for launch in launches:
@@ -114,7 +115,7 @@ class Weights:
         self._late = Preparation(last, self._values, {}, self._arch, self._device)
         self._rooms.clear()
 
-    def go_beside(self, launch: Launch, constants: Sequence[Constant]) -> None:
+    def go_beside(self, launch: ScheduledStep, constants: Sequence[Constant]) -> None:
         """From now on what the kernels need is made beside the first launch of a pass, which reads
         these constants, if it can read all of them in place. `join_for` precedes each of the
         other launches, and `end` follows the last.
@@ -123,7 +124,7 @@ class Weights:
             self._first = tuple(constants)
             self._beside = Beside(self._device)
 
-    def join_for(self, launch: Launch, constants: Sequence[Constant]) -> None:
+    def join_for(self, launch: ScheduledStep, constants: Sequence[Constant]) -> None:
         """Waits for what is made beside, if this launch reads any of it."""
         if self._beside is None or not self._beside.runs:
             return
@@ -149,7 +150,7 @@ class Weights:
             self._sources[name] = self._values[name] = state[name].detach()
         self._early.place()
 
-    def compute(self, stream: int, others: Sequence[Call], *, orders: bool = False) -> None:
+    def compute(self, stream: int, others: Sequence[Enqueue], *, orders: bool = False) -> None:
         """Enqueues all of it; see `Preparation.launch`."""
         if self._beside is not None and self._may_go_beside() and not others and not orders:
             with self._beside.forked() as side:
@@ -161,7 +162,7 @@ class Weights:
         """Whether there is something to make, and the first launch needs none of it."""
         return bool(self.launches) and all(constant.is_in_place() for constant in self._first)
 
-    def _enqueue(self, stream: int, others: Sequence[Call], *, orders: bool = False) -> None:
+    def _enqueue(self, stream: int, others: Sequence[Enqueue], *, orders: bool = False) -> None:
         self._early.launch(stream, orders=orders)
         for call in others:
             call()

@@ -40,8 +40,8 @@ from plantune.search.shared.board_rows import (
     ROW,
     SEARCH,
     TRIAL,
-    Place,
     Row,
+    SharedSearch,
     key_of,
     rows_of,
     text_of,
@@ -62,9 +62,11 @@ class Board:
     and `beat` may be called by another.
     """
 
-    def __init__(self, place: Place, environment: Environment, does: Persistent, say: Say) -> None:
-        self._place = place
-        self._storage = place.storage
+    def __init__(
+        self, shared: SharedSearch, environment: Environment, does: Persistent, say: Say
+    ) -> None:
+        self._shared = shared
+        self._storage = shared.storage
         self._environment = environment
         self._do = does
         self._say = say
@@ -91,11 +93,11 @@ class Board:
 
         Raises ForeignSearch if the unfinished one measures on another machine or software.
         """
-        names = self._do(self._place.studies)
+        names = self._do(self._shared.studies)
         goes_on = bool(names) and self._goes_on(names[-1], fresh=fresh)
         for name in [] if fresh else names[: len(names) - goes_on]:
             self._earlier += self._found_in(name)
-        name = names[-1] if goes_on else self._place.next_name(len(names))
+        name = names[-1] if goes_on else self._shared.next_name(len(names))
         self._study = self._do(lambda: self._opened(name))
         self._register()
         first = next(row for row in self._rows() if row.role == SEARCH)
@@ -314,7 +316,7 @@ class Board:
         unseen = [row.id for row in searches if REPORTED not in row.attributes]
         self._unseen = {id: self._unseen.get(id, now) for id in unseen}
         for id, since in self._unseen.items():
-            if now - since > self._place.patience.silent_s:
+            if now - since > self._shared.patience.silent_s:
                 with suppress(*GONE):
                     self._storage.set_trial_state_values(id, TrialState.FAIL)
 

@@ -85,7 +85,7 @@ def rows_of(trials: Iterable[FrozenTrial]) -> Iterator[Row]:
 
 
 @dataclass(frozen=True)
-class Place:
+class SharedSearch:
     """What searches share: a storage, and the name of what they search for."""
 
     storage: optuna.storages.BaseStorage

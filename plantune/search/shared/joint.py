@@ -16,7 +16,7 @@ from plantune.plans.plan import Plan
 from plantune.plans.problem import Problem
 from plantune.search.results import Patience, Progress
 from plantune.search.shared.board import Board
-from plantune.search.shared.board_rows import Place
+from plantune.search.shared.board_rows import SharedSearch
 from plantune.search.shared.rdb import FAULTS, Persistent, close_shared, opened_shared
 from plantune.space.search_space import load_search_space
 
@@ -46,7 +46,7 @@ class Heart:
     def report(self, progress: Progress) -> None:
         """What this search does, for all who look at the shared search."""
         self._state = {
-            "phase": progress.phase,
+            "phase": progress.stage,
             "measured": progress.measured,
             "rejected": progress.rejected,
             "detail": progress.detail,
@@ -80,7 +80,7 @@ def joined(
     """The board at a URL, with this search on it. Raises ForeignSearch and StorageLost."""
     does = Persistent(url, patience.gone_s, say)
     storage = does(lambda: opened_shared(url, patience))
-    board = Board(Place(storage, name_of(problem), patience), environment, does, say)
+    board = Board(SharedSearch(storage, name_of(problem), patience), environment, does, say)
     try:
         board.join(fresh=fresh)
         heart = Heart(board, float(patience.heartbeat_s))

@@ -28,7 +28,7 @@ from plantune.search.shared.rdb import Persistent, close_shared, opened_shared
 
 @dataclass(frozen=True)
 class Member:
-    """One search: `state` is its phase, silent, or ended. Its last heartbeat `reported` this."""
+    """One search: `state` is its stage, silent, or ended. Its last heartbeat `reported` this."""
 
     host: str
     pid: int

@@ -12,7 +12,7 @@ from click.testing import Result
 
 from plantune.cli.console import hidden
 from plantune.search import studies
-from plantune.search.results import Settings
+from plantune.search.results import SearchOptions
 
 from ..conftest import FakeWorker, Run, start
 
@@ -109,7 +109,7 @@ def test_nor_does_the_warning_of_a_storage_that_fails(monkeypatch: pytest.Monkey
 
 
 def test_nor_do_the_settings_of_a_search() -> None:
-    assert_clean(repr(Settings(storage="postgresql://me:S3CRET@h/d")))
+    assert_clean(repr(SearchOptions(storage="postgresql://me:S3CRET@h/d")))
 
 
 def test_a_command_without_a_url_hides_nothing(run: Run) -> None:

@@ -13,7 +13,7 @@ from plantune.devices.gpus import best_arch
 from plantune.errors import WorkerDied
 from plantune.measure.racing import built_routes, race, routes
 from plantune.measure.racing.built_routes import RouteBuilder, images_that_fit
-from plantune.measure.racing.phases import phases_us
+from plantune.measure.racing.call_parts import parts_us
 from plantune.measure.racing.race import Detail
 from plantune.measure.racing.routes import RouteSpec
 from plantune.measure.subject import Raced
@@ -225,7 +225,7 @@ def test_whole_steps_move_the_weights_of_every_route(monkeypatch):
     for (name, a), b in zip(first.named_parameters(), second.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-2, msg=name)
     for built in ready_made:
-        assert list(phases_us(built.marked, CPU)) == ["forward", "backward", "optimizer"]
+        assert list(parts_us(built.marked, CPU)) == ["forward", "backward", "optimizer"]
     assert 0 <= made.between_plans() < 1e-4
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from plantune import optimize
 from plantune.runtime.calls import kinds
 from plantune.runtime.calls.choose import Finder
-from plantune.runtime.calls.planned import heeds_settings
+from plantune.runtime.calls.planned import heeds_torch_settings
 
 
 def setting(get, set_, value):
@@ -67,12 +67,14 @@ def test_precisions_are_asked_for_where_a_plan_depends_on_them(
     """As on a GPU: of float32 alone. What they are in a call counts then."""
     now, asks = ["tf32"], []
 
-    def settings_of(device):
+    def torch_settings_of(device):
         return lambda: asks.append(now[0]) or (now[0],)
 
-    monkeypatch.setattr(kinds, "settings_of", settings_of)
+    monkeypatch.setattr(kinds, "torch_settings_of", torch_settings_of)
     on_gpu = torch.device("cuda")
-    monkeypatch.setattr(kinds, "heeds_settings", lambda graph, _: heeds_settings(graph, on_gpu))
+    monkeypatch.setattr(
+        kinds, "heeds_torch_settings", lambda graph, _: heeds_torch_settings(graph, on_gpu)
+    )
     module = named(flat=nn.Flatten(), out=nn.Linear(12, 2)).to(dtype).eval()
     x = torch.randn(2, 3, 4, dtype=dtype)
     model = optimize(module, x)

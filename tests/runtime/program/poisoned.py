@@ -13,10 +13,10 @@ from plantune.plans.checked_plan import check_plan
 from plantune.plans.plan import Plan
 from plantune.runtime.program import memory_plan as memory_module
 from plantune.runtime.program import program as program_module
-from plantune.runtime.program.branches import Branch, Call
+from plantune.runtime.program.branches import Branch, Enqueue
 from plantune.runtime.program.memory_plan import Liveness
 from plantune.runtime.program.program import Program
-from plantune.runtime.program.schedule import Launch, Schedule
+from plantune.runtime.program.schedule import Schedule, ScheduledStep
 from plantune.space.search_space import SearchSpace
 
 
@@ -35,11 +35,11 @@ class EarlyLanes:
 
     def ordered(
         self,
-        calls: Sequence[list[Call]],
+        calls: Sequence[list[Enqueue]],
         places: range,
-        rests: Mapping[int, Call],
-        marks: Mapping[int, Call] | None = None,
-    ) -> list[Call]:
+        rests: Mapping[int, Enqueue],
+        marks: Mapping[int, Enqueue] | None = None,
+    ) -> list[Enqueue]:
         """Nobody waits for the `marks` of a pass in one process."""
         order = []
         for place in places:
@@ -84,7 +84,7 @@ class PoisonedProgram(Program):
         self._live = memory_module.liveness(schedule, branches, seeds=seeds)
         return self._live
 
-    def _calls(self, launch: Launch, drops: Sequence[str] = ()) -> list[Callable[[], None]]:
+    def _calls(self, launch: ScheduledStep, drops: Sequence[str] = ()) -> list[Callable[[], None]]:
         calls = super()._calls(launch)
         if launch.step.phase == "refresh":
             return calls

@@ -12,7 +12,7 @@ from plantune.plans.guess import default_plan
 from plantune.runtime.program import branches as module
 from plantune.runtime.program.branches import REACH, Branch, branches_of
 from plantune.runtime.program.memory_plan import Lifetime, liveness, passes
-from plantune.runtime.program.schedule import Launch, make_schedule
+from plantune.runtime.program.schedule import ScheduledStep, make_schedule
 
 IMAGE = TensorType((2, 3, 4, 4))
 BYTES = IMAGE.size_bytes
@@ -190,9 +190,9 @@ class TestRest:
     def halves(self, monkeypatch):
         """As if a sigmoid were made in a second half, with a workspace."""
         made = property(lambda self: frozenset(self.writes if self.step.name == "sigmoid" else ()))
-        monkeypatch.setattr(Launch, "rest", made)
+        monkeypatch.setattr(ScheduledStep, "rest", made)
         size = property(lambda self: BYTES if self.rest else 0)
-        monkeypatch.setattr(Launch, "workspace_bytes", size)
+        monkeypatch.setattr(ScheduledStep, "workspace_bytes", size)
 
     @pytest.fixture
     def in_line(self, monkeypatch):

@@ -21,7 +21,7 @@ from plantune.kernels.patterns.channel_affine import ChannelScales, channel_affi
 from plantune.kernels.registry import resolve
 from plantune.kernels.weights.constants import Constant, conv_weight, floats, in_rows
 from plantune.runtime.program import weights as weights_module
-from plantune.runtime.program.schedule import Launch, Schedule
+from plantune.runtime.program.schedule import Schedule, ScheduledStep
 from plantune.runtime.program.weights import Weights
 from plantune.space.arch import load_arch
 
@@ -68,7 +68,7 @@ class Run:
         self.graph: Graph = network.builder.build(tuple(outputs))
         steps = [make_step(self.graph, group) for group in network.groups]
         candidate = Candidate("framework", Attrs())
-        self.launches = tuple(Launch(resolve(step, candidate)) for step in steps)
+        self.launches = tuple(ScheduledStep(resolve(step, candidate)) for step in steps)
         # As a program has it: memory for all that a step makes.
         self.values: dict[str, Tensor] = {
             name: torch.full(type_.shape, torch.nan)
@@ -315,7 +315,7 @@ class Noted:
         self.runs = False
 
 
-def first_of(run: Run) -> Launch:
+def first_of(run: Run) -> ScheduledStep:
     return next(launch for launch in run.launches if launch.step.phase == "forward")
 
 

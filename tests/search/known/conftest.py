@@ -9,7 +9,7 @@ import pytest
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.guess import COMPILED, default_plan, hand_plan
 from plantune.search import known, search
-from plantune.search.results import Settings
+from plantune.search.results import SearchOptions
 
 from .searching import HERE, PROBLEM, FakeWorker, family, search_of
 
@@ -33,7 +33,7 @@ def nothing_shipped(monkeypatch):
 @pytest.fixture
 def by_hand():
     def plan(problem, **changes):
-        space = search_of(problem, Settings(), None, HERE).space
+        space = search_of(problem, SearchOptions(), None, HERE).space
         made = hand_plan(problem.graph, space, network=problem.network, without=COMPILED)
         return replace(made, origin="measured", **changes)
 
@@ -45,7 +45,7 @@ def uncommon(by_hand):
     """Makes a plan that no other part of a search would come upon."""
 
     def plan(problem):
-        made, space = by_hand(problem), search_of(problem, Settings(), None, HERE).space
+        made, space = by_hand(problem), search_of(problem, SearchOptions(), None, HERE).space
         number = next(i for i, c in enumerate(made.choices) if family(c) == "onednn_conv")
         plain = default_plan(problem.graph, space, network=problem.network)
         alone = [c for c in plain.choices if c.nodes[0] in made.choices[number].nodes]
@@ -70,6 +70,6 @@ def searched(database, worker, monkeypatch):
     monkeypatch.setattr(search.StepSearch, "run", lambda steps, budget, report: None)
 
     def run(budget_s=30.0, **settings):
-        return search_of(PROBLEM, Settings(budget_s, **settings), database, HERE).run(worker)
+        return search_of(PROBLEM, SearchOptions(budget_s, **settings), database, HERE).run(worker)
 
     return run

@@ -17,7 +17,7 @@ from plantune.plans.planner.candidates import candidates_of
 from plantune.search import known, ranking, search
 from plantune.search.builds import Builds
 from plantune.search.machine_log import MachineLog
-from plantune.search.results import Settings
+from plantune.search.results import SearchOptions
 
 from .searching import HERE, OTHER, PROBLEM, choices, family, search_of, steady
 
@@ -30,7 +30,7 @@ class TestBeginning:
         result = searched()
         (first,) = worker.timed[0]
         assert choices(first) == choices(by_hand(PROBLEM))
-        assert [*result.phases_s][:3] == ["preparing", "measuring", "timing known plans"]
+        assert [*result.stages_s][:3] == ["preparing", "measuring", "timing known plans"]
         assert (worker.efforts[0].retries, worker.efforts[0].relative) == (0, True)
 
     @pytest.mark.usefixtures("searched")
@@ -39,7 +39,7 @@ class TestBeginning:
         database.put_plan(by_hand(OTHER), HERE)
         left = []
         for worker.us in (50.0, 5e5):
-            found = search_of(PROBLEM, Settings(60.0), database, HERE)
+            found = search_of(PROBLEM, SearchOptions(60.0), database, HERE)
             found.run(worker)
             left.append(60.0 - found._budget._end_s("ranking"))
         assert left[0] < 20 < left[1]
@@ -61,7 +61,7 @@ class TestBeginning:
         database.put_plan(by_hand(OTHER), HERE)
         with pytest.raises(Listed):
             searched()
-        plan, space = by_hand(PROBLEM), search_of(PROBLEM, Settings(), None, HERE).space
+        plan, space = by_hand(PROBLEM), search_of(PROBLEM, SearchOptions(), None, HERE).space
         wanted = {c.key for c in candidates_of(plan, PROBLEM.graph, space)}
         assert ({c.key for c in events[0]}, events[1]) == (wanted, "candidates")
 
@@ -81,7 +81,7 @@ class TestBeginning:
         # The others are not what this is about.
         monkeypatch.setattr(ranking, "affordable", lambda plans, *others: [*plans])
         database.put_plan(uncommon(OTHER), HERE)
-        search_of(PROBLEM, Settings(30.0), database, HERE).run(worker)
+        search_of(PROBLEM, SearchOptions(30.0), database, HERE).run(worker)
         ranked = [*map(choices, worker.timed[0])]
         assert (choices(uncommon(PROBLEM)) in ranked) == ever
 
@@ -95,7 +95,7 @@ class TestBeginning:
     def test_where_nothing_is_known_it_begins_with_the_plan_by_hand(self, searched, database):
         """So that searches with other seeds end alike."""
         searched()
-        space = search_of(PROBLEM, Settings(), None, HERE).space
+        space = search_of(PROBLEM, SearchOptions(), None, HERE).space
         plan = hand_plan(PROBLEM.graph, space, network=PROBLEM.network)
         for chosen in check_plan(plan, PROBLEM.graph, space).of_pass:
             assert chosen.candidate in database.trials(chosen.step.signature, HERE)
@@ -103,7 +103,7 @@ class TestBeginning:
     def test_an_early_end_keeps_it(self, worker, database, by_hand):
         database.put_plan(by_hand(OTHER), HERE)
         worker.interrupt_after = 0
-        found = search_of(PROBLEM, Settings(30.0), database, HERE)
+        found = search_of(PROBLEM, SearchOptions(30.0), database, HERE)
         with pytest.raises(KeyboardInterrupt):
             found.run(worker)
         assert choices(found.partial().plan) == choices(by_hand(PROBLEM))
@@ -125,7 +125,7 @@ class TestBeginning:
     ):
         """Whatever the sums of steps and the first few rounds say."""
         state = SimpleNamespace(word="busy" if busy else "quiet", reason="", others=0.0)
-        monkeypatch.setattr(MachineLog, "snapshot", lambda self, phase: state)
+        monkeypatch.setattr(MachineLog, "snapshot", lambda self, stage: state)
         monkeypatch.setattr(MachineLog, "evidence", lambda self: {})
         monkeypatch.setattr(MachineLog, "warnings", lambda self: ())
         database.put_plan(by_hand(OTHER), HERE)
@@ -172,7 +172,7 @@ class TestBeginning:
             monkeypatch.setattr(module, "guessed_plan", lambda graph, space, network: guess)
         monkeypatch.setattr(ranking, "building_s", lambda *arguments: 0.0)
         monkeypatch.setattr(search.Search, "_contenders", lambda self, *known: [plain, guess])
-        found = search_of(PROBLEM, Settings(), None, HERE)
+        found = search_of(PROBLEM, SearchOptions(), None, HERE)
         plain = default_plan(PROBLEM.graph, found.space, network=PROBLEM.network)
 
         def timed(graph, plans, effort, seed=0):

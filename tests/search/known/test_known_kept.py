@@ -9,7 +9,7 @@ from plantune.measure.timing import Timing
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.workload import Workload
 from plantune.search import policy, ranking, search
-from plantune.search.results import Settings
+from plantune.search.results import SearchOptions
 
 from .searching import HERE, OTHER, PROBLEM, WIDE, choices, search_of, steady
 
@@ -47,7 +47,7 @@ class TestKept:
         )
         with PlanDatabase.open(tmp_path / "plans.db") as database:
             database.put_plan(uncommon(PROBLEM), HERE)
-            result = search_of(PROBLEM, Settings(30.0), database, HERE).run(worker)
+            result = search_of(PROBLEM, SearchOptions(30.0), database, HERE).run(worker)
             assert (choices(result.plan), result.race, worker.races) == (kept, None, [])
             assert len(list(database.plans())) == 1
 

@@ -21,7 +21,7 @@ from plantune.errors import ForeignSearch
 from plantune.kernels.family import Candidate
 from plantune.search.results import Patience
 from plantune.search.shared.board import Board
-from plantune.search.shared.board_rows import TRIAL, Place, rows_of
+from plantune.search.shared.board_rows import TRIAL, SharedSearch, rows_of
 from plantune.search.shared.rdb import Persistent, close_shared, opened_shared, with_driver
 from plantune.search.shared.status import statuses
 
@@ -61,7 +61,7 @@ def board(url):
     def make(environment=None, patience=None, gone_s=20.0, fresh=False):
         patience = patience or Patience(30)
         does = Persistent(url, gone_s, said.append)
-        place = Place(opened_shared(url, patience), name, patience)
+        place = SharedSearch(opened_shared(url, patience), name, patience)
         new = Board(place, environment or cpu_environment(), does, said.append)
         made.append(new)
         new.join(fresh=fresh)

@@ -17,7 +17,7 @@ from plantune.measure.racing.race import Race
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.problem import Problem
-from plantune.search.results import Patience, Settings
+from plantune.search.results import Patience, SearchOptions
 from plantune.search.session import Manner, Sought, search_plan
 from plantune.search.shared.board_rows import TRIAL, rows_of
 from plantune.search.shared.rdb import close_shared, opened_shared, with_driver
@@ -81,11 +81,11 @@ def search(tmp_path, monkeypatch, url, graph):
     problem = Problem.of(graph, "cpu", f"small_{next(numbers)}")
 
     def run(name, fresh):
-        settings = Settings(120.0, storage=url, patience=Patience(2), fresh=fresh)
+        options = SearchOptions(120.0, storage=url, patience=Patience(2), fresh=fresh)
         sought = Sought(graph, problem)
         with PlanDatabase.open(tmp_path / f"{name}.db") as database:
             here = cpu_environment()
-            result = search_plan(sought, settings, database, here, Manner())
+            result = search_plan(sought, options, database, here, Manner())
             found[name] = (result, database.find_plan(problem, here), workers[name])
 
     def start(name, *, fresh=False):

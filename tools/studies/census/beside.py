@@ -23,7 +23,7 @@ from turns import CORES, MANY, OWN
 
 from plantune.base.scopes import with_values
 from plantune.devices.cuda.flags import cudnn
-from plantune.devices.device import Call, Device
+from plantune.devices.device import Device, Runnable
 from plantune.devices.gpus import device_for
 from plantune.devices.machine import environment_of
 from plantune.measure.racing.routes import ROUTES
@@ -50,7 +50,7 @@ class Ready:
     x: Tensor
     last: tuple[nn.Module, Tensor]
     device: Device
-    calls: dict[str, Call]
+    calls: dict[str, Runnable]
     failures: dict[str, str]
     tuned: nn.Module | None = None
 
@@ -165,7 +165,7 @@ def _in_turn(timed: Callable[..., Any]) -> Callable[..., Any]:
     return waiting
 
 
-def _made(ready: Ready, asked: Asked, way: str) -> tuple[dict[str, Call], dict[str, str]]:
+def _made(ready: Ready, asked: Asked, way: str) -> tuple[dict[str, Runnable], dict[str, str]]:
     return rivals_of((ready.module, ready.x), ready.last, asked.mode, [way], ready.device)
 
 

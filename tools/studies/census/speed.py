@@ -66,7 +66,7 @@ def searched(name: str, asked: Asked) -> Row:
     row |= {"search_s": round(time.monotonic() - began, 1), "stored": found.stored}
     for key in ("measured", "rejected", "candidates", "exhausted"):
         row[key] = getattr(result, key)
-    row["phases_s"] = {phase: round(s, 1) for phase, s in result.phases_s.items()}
+    row["phases_s"] = {phase: round(s, 1) for phase, s in result.stages_s.items()}
     told = {key: plan.evidence.get(key) for key in ("ratio", "baseline", "median_ms")}
     return {**row, **told, "steps": steps_of(plan)}
 

@@ -17,7 +17,7 @@ from turns import alone_on_gpu, beside_others
 from plantune import optimize
 from plantune.base.scopes import with_values
 from plantune.devices.cuda.flags import cudnn
-from plantune.devices.device import Call, Device, first_line
+from plantune.devices.device import Device, Runnable, first_line
 from plantune.devices.gpus import device_for
 from plantune.devices.machine import environment_of
 from plantune.graph.passes.differentiate import differentiate
@@ -90,7 +90,7 @@ def ratios(module: nn.Module, x: Tensor, mode: str, race: Race) -> dict[str, Any
 
 
 def judged(
-    ours: Call, rivals: Mapping[str, Call], device: Device, race: Race
+    ours: Runnable, rivals: Mapping[str, Runnable], device: Device, race: Race
 ) -> dict[str, dict[str, Any] | str]:
     """All in turns."""
     calls, watch = {"plantune": ours, **rivals}, call_watch(device)
@@ -117,7 +117,7 @@ def _worse(races: list[list[Timing]], rival: int) -> list[float]:
 
 def ours_of(
     module: nn.Module, x: Tensor, mode: str, device: Device
-) -> tuple[Call, dict[str, Any], TunedModule]:
+) -> tuple[Runnable, dict[str, Any], TunedModule]:
     """Calls of what `optimize` makes, and how they run."""
     tuned = optimize(module, x, mode=mode, fallback="silent")
     began = time.monotonic()
@@ -134,7 +134,7 @@ def rivals_of(
     mode: str,
     names: Sequence[str],
     device: Device,
-) -> tuple[dict[str, Call], dict[str, str]]:
+) -> tuple[dict[str, Runnable], dict[str, str]]:
     """Calls of the framework's routes by their names, and why others are left out."""
     calls, failures = {}, {}
     for name in names:
@@ -149,19 +149,19 @@ def rivals_of(
     return calls, failures
 
 
-def made_call(module: nn.Module, x: Tensor, mode: str, device: Device) -> Call:
+def made_call(module: nn.Module, x: Tensor, mode: str, device: Device) -> Runnable:
     """Calls of a module that was called before."""
     return _warmed_up(_call(module, module, x, mode), device)
 
 
-def _warmed_up(call: Call, device: Device) -> Call:
+def _warmed_up(call: Runnable, device: Device) -> Runnable:
     for _ in range(FIRST_CALLS):
         call()
     device.synchronize()
     return call
 
 
-def _call(run: Any, module: nn.Module, x: Tensor, mode: str) -> Call:
+def _call(run: Any, module: nn.Module, x: Tensor, mode: str) -> Runnable:
     parameters = list(module.parameters())
 
     def infer() -> None:

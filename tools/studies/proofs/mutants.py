@@ -21,18 +21,18 @@ NORMS = ("batch_norm", "layer_norm", "group_norm")
 # Bits of a float32's fraction that tf32 does not have.
 LOST = -1 << 13
 
-Call = Callable[[], object]
+Runnable = Callable[[], object]
 Values = dict[str, Tensor]
 # Those that run as one call, such as a product and its bias.
 Nodes = tuple[Node, ...]
 # Runs that call with a mistake in one of its nodes.
-Mistake = Callable[[Node, Nodes, Values, Call], None]
+Mistake = Callable[[Node, Nodes, Values, Runnable], None]
 
 
 def rounded_to(dtype: torch.dtype) -> Mistake:
     """One rounding of what the call makes."""
 
-    def run(node: Node, together: Nodes, values: Values, call: Call) -> None:
+    def run(node: Node, together: Nodes, values: Values, call: Runnable) -> None:
         call()
         made = values[together[-1].outputs[0]]
         made.copy_(made.to(dtype))
@@ -40,19 +40,19 @@ def rounded_to(dtype: torch.dtype) -> Mistake:
     return run
 
 
-def in_tf32(node: Node, together: Nodes, values: Values, call: Call) -> None:
+def in_tf32(node: Node, together: Nodes, values: Values, call: Runnable) -> None:
     """Both factors lose 13 bits."""
     with _given(values, {name: _cut(values[name]) for name in node.inputs}):
         call()
 
 
-def with_weight_as_bias(node: Node, together: Nodes, values: Values, call: Call) -> None:
+def with_weight_as_bias(node: Node, together: Nodes, values: Values, call: Runnable) -> None:
     weight, bias = node.inputs[1:3]
     with _given(values, {weight: values[bias], bias: values[weight]}):
         call()
 
 
-def with_a_wrong_border(node: Node, together: Nodes, values: Values, call: Call) -> None:
+def with_a_wrong_border(node: Node, together: Nodes, values: Values, call: Runnable) -> None:
     """The image's edge in the place of zeros around it."""
     call()
     x, w = (values[name] for name in node.inputs)
@@ -100,7 +100,7 @@ def mutated(mutant: str, place: Node) -> Iterator[None]:
     """Inside, the framework's kernels for this node are wrong."""
     plain, (_, mistake) = framework.call_together, MUTANTS[mutant]
 
-    def call_together(nodes: Nodes, values: Values, *others: Any) -> Call:
+    def call_together(nodes: Nodes, values: Values, *others: Any) -> Runnable:
         call = plain(nodes, values, *others)
         return call if place not in nodes else lambda: mistake(place, nodes, values, call)
 

@@ -21,7 +21,7 @@ from plantune.devices.machine import cpu_environment
 from plantune.kernels.family import Candidate
 from plantune.search.results import Patience
 from plantune.search.shared.board import Board
-from plantune.search.shared.board_rows import Place
+from plantune.search.shared.board_rows import SharedSearch
 from plantune.search.shared.joint import Heart
 from plantune.search.shared.rdb import Persistent, close_shared, opened_shared
 from plantune.search.worker_pool import WorkerPool
@@ -58,7 +58,7 @@ def _slot(jobs: Sequence[Job]) -> SimpleNamespace:
 def board_at(url: str, name: str) -> tuple[Board, object]:
     does = Persistent(url, PATIENCE.gone_s, print)
     storage = does(lambda: opened_shared(url, PATIENCE))
-    board = Board(Place(storage, name, PATIENCE), cpu_environment(), does, print)
+    board = Board(SharedSearch(storage, name, PATIENCE), cpu_environment(), does, print)
     board.join()
     return board, storage
 

@@ -11,7 +11,7 @@ from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper import squeeze
 from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.elements import Elements
-from plantune.kernels.hopper.launch import Launch
+from plantune.kernels.hopper.launch import HopperLaunch
 from plantune.kernels.hopper.tiles import (
     CHUNK,
     ROW_BYTES,
@@ -126,7 +126,9 @@ class HopperBlock(hopper.HopperFamily[BlockParts]):
             **squeeze.layer_constants(parts.step, parts.layers),
         }
         constants = Constants(frame, read)
-        return Launch(parts, self.design(parts, config), frame, constants, BlockScalars).bound()
+        return HopperLaunch(
+            parts, self.design(parts, config), frame, constants, BlockScalars
+        ).bound()
 
     def estimate_us(self, parts: BlockParts, config: Attrs, arch: Arch) -> float:
         design = self.design(parts, config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plantune.devices.device import CPU
-from plantune.measure.racing.phases import START, _between, phases_us
+from plantune.measure.racing.call_parts import START, _between, parts_us
 
 
 def test_phases_lie_between_marks_and_those_of_micro_batches_add_up():
@@ -19,7 +19,7 @@ def test_a_call_is_marked_as_often_as_it_is_timed():
         calls.append(mark)
         mark("forward")
 
-    found = phases_us(call, CPU)
+    found = parts_us(call, CPU)
     assert list(found) == ["forward"]
     assert found["forward"] > 0
     assert len(calls) > 2

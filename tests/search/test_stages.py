@@ -12,7 +12,10 @@ from plantune.errors import CannotJudge, NoViableCandidate, OutOfTime, WorkerDie
 from plantune.measure.timing import Effort, Timing
 from plantune.plans.workload import Workload
 from plantune.search.budget import Budget
-from plantune.search.phases import (
+from plantune.search.policy import MAKES
+from plantune.search.ranking import close, evened, of_makes, whole
+from plantune.search.results import SearchOptions, silent
+from plantune.search.stages import (
     Failed,
     Run,
     _close_again,
@@ -21,9 +24,6 @@ from plantune.search.phases import (
     race_first,
     time_plans,
 )
-from plantune.search.policy import MAKES
-from plantune.search.ranking import close, evened, of_makes, whole
-from plantune.search.results import Settings, silent
 from plantune.space.search_space import load_search_space
 
 EFFORT = Effort(budget_s=0.1)
@@ -55,13 +55,13 @@ class FakeWorker:
 
 
 def run_of(worker, arch="cpu", seconds=1.0, **settings):
-    """The phases of a search whose steps do not count."""
+    """The stages of a search whose steps do not count."""
     workload = Workload("se_resnet9_fixup", 1, arch=arch)
     return Run(
         workload.graph,
         workload.problem,
         load_search_space(arch),
-        Settings(**settings),
+        SearchOptions(**settings),
         worker,
         Budget(seconds),
         steps=None,

@@ -1,4 +1,4 @@
-"""What the phases of a training call take, by marks between them."""
+"""What the parts of a training call take, by marks between them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch
 from plantune.devices.device import Device
 from plantune.measure.racing.latency import CYCLES_PER_US, LEAST_WAIT_US
 
-# Called at the start, and at the end of each phase with its name.
+# Called at the start, and at the end of each part with its name.
 Mark = Callable[[str], None]
 START = "start"
 REPEATS, WARM_UP = 15, 2
 
 
 def unmarked(name: str) -> None:
-    """For a call whose phases are not recorded."""
+    """For a call whose parts are not recorded."""
 
 
-def phases_us(call: Callable[[Mark], object], device: Device) -> dict[str, float]:
-    """The median of each phase: on a GPU of its own time, with the host far ahead."""
+def parts_us(call: Callable[[Mark], object], device: Device) -> dict[str, float]:
+    """The median of each part: on a GPU of its own time, with the host far ahead."""
     took = _on_gpu if device.captures else _on_host
     for _ in range(WARM_UP):
         call(unmarked)
@@ -59,7 +59,7 @@ def _on_gpu(call: Callable[[Mark], object], device: Device) -> dict[str, float]:
 
 
 def _between(marks: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """By name; micro-batches have each phase several times."""
+    """By name; micro-batches have each part several times."""
     found: dict[str, float] = {}
     for (_, begin), (name, end) in pairwise(marks):
         found[name] = found.get(name, 0.0) + end - begin

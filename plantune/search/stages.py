@@ -32,7 +32,7 @@ from plantune.search import policy, ranking
 from plantune.search.budget import Budget
 from plantune.search.elsewhere import compiled_elsewhere, prove_elsewhere
 from plantune.search.judgement import TimedPairs, pairs_of, repeated, undecided
-from plantune.search.results import Report, Settings
+from plantune.search.results import Report, SearchOptions
 from plantune.search.step_search import StepSearch
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
@@ -55,12 +55,12 @@ class Failed:
 
 @dataclass(frozen=True)
 class Run:
-    """What all phases of a search share."""
+    """What all stages of a search share."""
 
     graph: Graph
     problem: Problem
     space: SearchSpace
-    settings: Settings
+    options: SearchOptions
     worker: Worker
     budget: Budget
     steps: StepSearch
@@ -70,17 +70,17 @@ class Run:
     others: Sequence[Worker] = ()
     ahead: frozenset[str] = frozenset()
 
-    def enter(self, phase: str) -> None:
-        """A phase begins."""
-        self.budget.enter(phase)
-        self.report(self.steps.progress(self.budget, None, phase))
+    def enter(self, stage: str) -> None:
+        """A stage begins."""
+        self.budget.enter(stage)
+        self.report(self.steps.progress(self.budget, None, stage))
 
 
 def time_plans(run: Run, plans: Sequence[Plan], effort: Effort) -> list[Found]:
-    """All plans in turns, without the machine's slow phases; if one crashes the worker, each alone,
+    """All plans in turns, without the machine's slow spells; if one crashes the worker, each alone,
     then the survivors in turns.
     """
-    graph, seed = run.graph, run.settings.seed
+    graph, seed = run.graph, run.options.seed
     try:
         return ranking.evened(run.worker.time_programs(graph, plans, effort, seed=seed))
     except (MeasureTimeout, WorkerDied) as error:
@@ -100,7 +100,7 @@ def time_plans(run: Run, plans: Sequence[Plan], effort: Effort) -> list[Found]:
 
 
 def compared(arch: Arch, seconds: float) -> Effort:
-    """Plans in turns for so long and no longer: to repeat what slow phases of the machine made
+    """Plans in turns for so long and no longer: to repeat what slow spells of the machine made
     noisy left no time for the plans that may be the fastest, and took 23 of 60 s on a busy machine
     before anything was measured (2 cores, 2026-11-23).
     """
@@ -285,10 +285,10 @@ def compiled_ahead(run: Run) -> Callable[[], frozenset[str]]:
     """Has the routes compiled on another GPU while plans are ranked on the first one; gives which
     of them are ready when it is asked.
     """
-    known = run.settings.routes or framework_routes(run.problem.arch, run.problem.mode)
+    known = run.options.routes or framework_routes(run.problem.arch, run.problem.mode)
     wanted = [name for name in known if name in policy.COMPILING_S]
     raced = Raced(run.problem, run.tape)
-    return compiled_elsewhere(run.others, raced, wanted, run.budget, run.settings.seed)
+    return compiled_elsewhere(run.others, raced, wanted, run.budget, run.options.seed)
 
 
 def _race(run: Run, plan: Plan, routes: tuple[str, ...] | None = None) -> Race:
@@ -296,11 +296,11 @@ def _race(run: Run, plan: Plan, routes: tuple[str, ...] | None = None) -> Race:
     left_s = run.budget.left_s
     if left_s < policy.LEAST_RACE_S:
         raise OutOfTime("there was no time left for a race")
-    routes = routes or run.settings.routes
+    routes = routes or run.options.routes
     if routes is None:
         routes = _joining(run, left_s)
     effort = run.budget.limited(Effort(budget_s=min(left_s / 3, policy.RACE_S)), "racing")
-    seed = run.settings.seed
+    seed = run.options.seed
     return run.worker.race(Raced(run.problem, run.tape), plan, routes, effort, seed)
 
 

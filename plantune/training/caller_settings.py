@@ -14,7 +14,7 @@ from plantune.runtime.watched.torch_internals import asks_for_determinism, witho
 
 
 @dataclass
-class Settings:
+class CallerSettings:
     """As the last call found them: `autocast` is that of the model and the loss."""
 
     autocast: Autocast | None = None

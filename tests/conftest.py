@@ -264,6 +264,17 @@ def as_with_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plantune.kernels.cpu.cxx.why_not_loadable", lambda *unit: None)
 
 
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes families, by their names, the only ones that there are, with nothing built yet."""
+
+    def only(**families: object) -> None:
+        monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: families)
+        monkeypatch.setattr("plantune.kernels.build._built", {})
+
+    return only
+
+
 class NoBuilder:
     """Builds nothing, in no process."""
 

@@ -77,12 +77,13 @@ class Machine:
         clock: Callable[[], float] = time.monotonic,
         pulse_us: Callable[[], float] | None = None,
         gpu: Callable[[], str] = str,
+        cores: frozenset[str] | None = None,
     ) -> None:
         self._proc = proc
         self._clock = clock
         self._pulse_us = pulse_us
         self._gpu = gpu
-        self._cores = _own_cores()
+        self._cores = _own_cores() if cores is None else cores
         self._best_us = float("inf")
         self._ticks = self._read()
 

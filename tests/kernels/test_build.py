@@ -41,10 +41,9 @@ class Counting(KernelFamily):
 
 
 @pytest.fixture
-def counting(monkeypatch):
+def counting(register):
     family = Counting()
-    monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {"counting": family})
-    monkeypatch.setattr("plantune.kernels.build._built", {})
+    register(counting=family)
     return family
 
 

@@ -64,9 +64,9 @@ class Reads(KernelFamily):
         raise AssertionError("nothing is launched")
 
 
-def test_a_step_is_read_once_whatever_is_asked_of_it(step_of, space, monkeypatch):
+def test_a_step_is_read_once_whatever_is_asked_of_it(step_of, space, register):
     family = Reads()
-    monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {"reads": family})
+    register(reads=family)
     relu, sigmoid = (step_of(lambda b, op=op: b(op, b.x(2, 3))) for op in ("relu", "sigmoid"))
     found = candidates(relu, space)
     assert len(found) == 3

@@ -67,12 +67,11 @@ def step_of() -> Callable[..., Step]:
 
 
 @pytest.fixture
-def check_fake(monkeypatch: pytest.MonkeyPatch, space: SearchSpace) -> Callable[..., Numerics]:
+def check_fake(register: Callable[..., None], space: SearchSpace) -> Callable[..., Numerics]:
     """Checks a step with a family that is registered for this test alone."""
 
     def run(step: Step, family: AnyFamily, seed: int = 0) -> Numerics:
-        monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {family.name: family})
-        monkeypatch.setattr("plantune.kernels.build._built", {})
+        register(**{family.name: family})
         return check(step, Candidate(family.name, Attrs()), space, seed)
 
     return run

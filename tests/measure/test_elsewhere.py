@@ -54,6 +54,7 @@ def test_the_worker_says_what_is_wrong(
     step_of: Callable[..., Step],
     fake: type[KernelFamily],
     monkeypatch: pytest.MonkeyPatch,
+    register: Callable[..., None],
 ) -> None:
     monkeypatch.setattr(work, "later_gpu", lambda arch: CPU)
     step = step_of(relu)
@@ -65,7 +66,7 @@ def test_the_worker_says_what_is_wrong(
         frame.values[step.nodes[-1].name].add_(1)  # type: ignore[attr-defined]
 
     wrong = fake(spoil)  # type: ignore[call-arg]
-    monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {"fake": wrong})
+    register(fake=wrong)
     candidate = Candidate("fake", Attrs())
     outcome = work.check_elsewhere(stages.append, step, candidate, "cpu", (0, 1))
     assert outcome is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,22 +41,26 @@ class Proc:
             text = f"{pid} (a (name) {pid}) {' '.join(map(str, fields))}"
             (self.folder / str(pid) / "stat").write_text(text)
 
+    def machine(self, **known: Any) -> Machine:
+        """One of two cores that reads this."""
+        cores = frozenset(("cpu0", "cpu1"))
+        return Machine(self.folder, lambda: self.now, cores=cores, **known)
+
 
 @pytest.fixture
-def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
-    monkeypatch.setattr(machine_state, "_own_cores", lambda: frozenset(("cpu0", "cpu1")))
+def proc(tmp_path: Path) -> Proc:
     return Proc(tmp_path / "proc")
 
 
 def test_its_own_workers_are_not_others(proc: Proc) -> None:
-    looked = Machine(proc.folder, lambda: proc.now)
+    looked = proc.machine()
     proc.run(2.0, own=0.5, worker=1.0)
     state = looked.look()
     assert (state.others, state.names, state.reason, state.word) == (0.0, (), "", "quiet")
 
 
 def test_others_are_counted_and_named(proc: Proc) -> None:
-    looked = Machine(proc.folder, lambda: proc.now)
+    looked = proc.machine()
     proc.run(4.0, worker=0.5, other=1.5)
     state = looked.look()
     assert state.others == pytest.approx(1.5)
@@ -67,7 +72,7 @@ def test_others_are_counted_and_named(proc: Proc) -> None:
 
 
 def test_what_the_host_takes_away_is_said(proc: Proc) -> None:
-    looked = Machine(proc.folder, lambda: proc.now)
+    looked = proc.machine()
     proc.run(1.0, stolen=0.4)
     state = looked.look()
     assert state.reason == "the host took 0.4 of 2 cores away"
@@ -76,7 +81,7 @@ def test_what_the_host_takes_away_is_said(proc: Proc) -> None:
 
 def test_a_slow_phase_is_one_against_the_best(proc: Proc) -> None:
     pulses = iter([200.0, 100.0, 250.0, 110.0])
-    looked = Machine(proc.folder, lambda: proc.now, pulse_us=lambda: next(pulses))
+    looked = proc.machine(pulse_us=lambda: next(pulses))
     assert [looked.slowdown() for _ in range(2)] == [1.0, 1.0]
     proc.run(1.0)
     state = looked.look()
@@ -90,7 +95,7 @@ def test_where_nothing_tells_it_counts_as_quiet(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_others_use_is_busy(proc: Proc) -> None:
-    state = Machine(proc.folder, lambda: proc.now, gpu=lambda: "2 other processes").look()
+    state = proc.machine(gpu=lambda: "2 other processes").look()
     assert (state.reason, state.word) == ("2 other processes", "busy")
 
 

@@ -172,16 +172,16 @@ def test_a_weight_that_a_pass_does_not_fill(graphs, convolution, packs, check_fa
         check_fake(convolution, packs(lambda step, frame: None, in_place=False))
 
 
+@pytest.mark.usefixtures("graphs")
 @pytest.mark.parametrize(
     ("small_bytes", "counted"), [(8 * 9 * 4 * 4, True), (8 * 9 * 4 * 4 + 1, False)]
 )
 def test_what_is_packed_counts_where_it_is_more_than_the_launch(
-    graphs, convolution, packs, space, monkeypatch, small_bytes, counted
+    convolution, packs, space, monkeypatch, register, small_bytes, counted
 ):
     family = packs(lambda step, frame: None, in_place=False)
     monkeypatch.setattr("plantune.measure.step_alone.SMALL_BYTES", small_bytes)
-    monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {"fake": family})
-    monkeypatch.setattr("plantune.kernels.build._built", {})
+    register(fake=family)
     timed = TimedStep(resolve(convolution, Candidate("fake", Attrs())), space.arch)
     assert family.fills == 1
     for _ in range(3):
@@ -190,12 +190,11 @@ def test_what_is_packed_counts_where_it_is_more_than_the_launch(
 
 
 def test_a_weight_in_channels_last_costs_a_candidate_nothing(
-    graphs, convolution, packs, space, monkeypatch
+    graphs, convolution, packs, space, monkeypatch, register
 ):
     """As load_model makes it, and as a plan is searched for."""
     family = packs(lambda step, frame: None)
     monkeypatch.setattr("plantune.measure.step_alone.SMALL_BYTES", 0)
-    monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {"fake": family})
-    monkeypatch.setattr("plantune.kernels.build._built", {})
+    register(fake=family)
     TimedStep(resolve(convolution, Candidate("fake", Attrs())), space.arch).launch()
     assert (family.fills, family.lay) == (0, [(CHANNELS_LAST, True)])

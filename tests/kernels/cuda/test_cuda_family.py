@@ -88,9 +88,9 @@ def test_no_chip_runs_a_block_of_so_many_threads():
     assert reason == "a block of 1056 threads, sm90 has no more than 1024"
 
 
-def test_a_config_with_too_much_shared_memory_is_not_even_compiled(monkeypatch, step):
+def test_a_config_with_too_much_shared_memory_is_not_even_compiled(register, step):
     family = Greedy()
-    monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {"greedy": family})
+    register(greedy=family)
     space = load_search_space("sm75")
     wanted = SM75.cuda.shared_memory_per_block_bytes + 1
     reason = why_not(step, Candidate("greedy", config(dynamic=wanted)), space)

@@ -123,16 +123,13 @@ def check_mutant(step: Step, space) -> None:
 
 
 @pytest.mark.parametrize("fusion", STEPS)
-def test_a_step_that_is_fused_wrongly_is_seen(fusion, space, monkeypatch):
+def test_a_step_that_is_fused_wrongly_is_seen(fusion, space, register):
     seen = set()
     for step in STEPS[fusion]:
         for what, mutant in mutants(step):
             if is_equal(step, mutant):
                 continue
-            monkeypatch.setattr(
-                "plantune.kernels.registry.all_families", lambda mutant=mutant: {"mutant": mutant}
-            )
-            monkeypatch.setattr("plantune.kernels.build._built", {})
+            register(mutant=mutant)
             with pytest.raises(WrongResult):
                 check_mutant(step, space)
             seen.add(what)

@@ -3,7 +3,7 @@
 //   sums[split][r, s][o][c] = sum over pixels of dy[pixel][o] * x[pixel at tap (r, s)][c]
 //
 // dy and x are NHWC, of T (2 bytes); the sums are float. `wgrad_sum.h` adds the splits, in an order
-// that depends on the configuration alone; where there is only one, it is rounded and stored here.
+// that depends on the configuration alone; where there is only one, it is stored here, as a Result.
 //
 // A block takes kTileM by kTileN channels of all taps, and every kSplitK-th part of the pixels, box
 // by box: one warpgroup copies, the others multiply. Both operands are read along the pixels. Each
@@ -21,12 +21,12 @@ template <class C>
 class HopperWgrad : HopperWgradTile<C> {
   using Tile = HopperWgradTile<C>;
   using T = typename C::T;
-  using typename Tile::Place;
-  using Tile::begin_, Tile::c_, Tile::empty, Tile::end_, Tile::first_column, Tile::first_row,
-      Tile::full, Tile::image_place, Tile::init_barriers, Tile::kBoxesH, Tile::kBoxesW,
-      Tile::kChunk, Tile::kCopyBytes, Tile::kGroups, Tile::kImageStart, Tile::kPartBytes,
-      Tile::kPartsC, Tile::kPartsO, Tile::kPhaseBytes, Tile::kPhasesH, Tile::kPhasesW, Tile::kPixels, Tile::kResultBytes,
-      Tile::kWarpgroup, Tile::maps_, Tile::o_, Tile::reads, Tile::split_, Tile::stage;
+  using Result = typename C::Result;
+  using Tile::begin_, Tile::c_, Tile::empty, Tile::end_, Tile::full, Tile::image_place,
+      Tile::init_barriers, Tile::kBoxesH, Tile::kBoxesW, Tile::kChunk, Tile::kCopyBytes,
+      Tile::kGroups, Tile::kImageStart, Tile::kPartBytes, Tile::kPartsC, Tile::kPartsO,
+      Tile::kPixels, Tile::kResultBytes, Tile::kWarpgroup, Tile::maps_, Tile::o_, Tile::reads,
+      Tile::stage;
 
   static constexpr int kSteps = kPixels / 16;
   static constexpr int kSums = C::kTileN / 2;
@@ -39,7 +39,7 @@ class HopperWgrad : HopperWgradTile<C> {
  public:
   using Tile::kSharedBytes, Tile::kThreads;
 
-  static __device__ __forceinline__ void run(const WgradMaps& maps, float* sums, T* dw) {
+  static __device__ __forceinline__ void run(const WgradMaps& maps, float* sums, Result* dw) {
     extern __shared__ uint8_t memory[];
     release_successor();
     // A swizzled row's place in the pattern is a part of its address.
@@ -76,42 +76,20 @@ class HopperWgrad : HopperWgradTile<C> {
       arrive_expecting(barrier, kCopyBytes);
 #pragma unroll
       for (int part = 0; part < kPartsO; ++part) {
-        load(maps_.dy, to + part * kResultBytes, barrier, o_ + part * kChunk, w, h, n);
+        Tile::load(maps_.dy, to + part * kResultBytes, barrier, o_ + part * kChunk, w, h, n);
       }
 #pragma unroll
       for (int part = 0; part < kPartsC; ++part) {
-        copy_image(to + kImageStart + part * kPartBytes, barrier, c_ + part * kChunk, w, h, n);
+        this->copy_image(to + kImageStart + part * kPartBytes, barrier, c_ + part * kChunk, w, h, n);
       }
       slot.advance();
-    }
-  }
-
-  __device__ __forceinline__ void copy_image(uint32_t to, uint32_t barrier, int c, int w, int h,
-                                             int n) const {
-#pragma unroll
-    for (int i = 0; i < kPhasesH; ++i) {
-#pragma unroll
-      for (int j = 0; j < kPhasesW; ++j) {
-        load(maps_.x, to + (i * kPhasesW + j) * kPhaseBytes, barrier, c,
-             (w + first_column(j)) * C::kStrideW + j - C::kPadW,
-             (h + first_row(i)) * C::kStrideH + i - C::kPadH, n);
-      }
-    }
-  }
-
-  static __device__ __forceinline__ void load(const TensorMap& map, uint32_t to, uint32_t barrier,
-                                              int channel, int w, int h, int n) {
-    if constexpr (C::kImagesInside) {
-      load_box(map, to, barrier, channel, n, w, h);
-    } else {
-      load_box(map, to, barrier, channel, w, h, n);
     }
   }
 
   // The others.
 
   template <int kGroup>
-  __device__ __forceinline__ void consume(float* parts, T* dw) const {
+  __device__ __forceinline__ void consume(float* parts, Result* dw) const {
     constexpr int kRow = kGroup / kPartsO, kPart = kGroup % kPartsO;
     float sums[C::kS][kSums];
 #pragma unroll
@@ -130,7 +108,7 @@ class HopperWgrad : HopperWgradTile<C> {
     wait_for_predecessor();
 #pragma unroll
     for (int s = 0; s < C::kS; ++s) {
-      store(parts, dw, kRow * C::kS + s, o_ + kPart * kChunk, sums[s]);
+      this->store(parts, dw, kRow * C::kS + s, o_ + kPart * kChunk, sums[s]);
     }
   }
 
@@ -175,36 +153,6 @@ class HopperWgrad : HopperWgradTile<C> {
                  : "=r"(rows[0]), "=r"(rows[1]), "=r"(rows[2]), "=r"(rows[3])
                  : "r"(at + step * 16 * kRowBytes)
                  : "memory");
-  }
-
-  /// Where dw has an element.
-  static __device__ __forceinline__ size_t element_at(int o, int tap, int c) {
-    constexpr int kTaps = C::kR * C::kS;
-    if constexpr (C::kChannelsLast) return (size_t(o) * kTaps + tap) * C::kC + c;
-    return (size_t(o) * C::kC + c) * kTaps + tap;
-  }
-
-  __device__ __forceinline__ void store(float* parts, T* dw, int tap, int first,
-                                        const float (&sums)[kSums]) const {
-    constexpr int kTaps = C::kR * C::kS;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
-    const size_t plane = size_t(split_) * kTaps + tap;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int o = first + 16 * warp + lane / 4 + 8 * half;
-#pragma unroll
-      for (int j = 0; j < C::kTileN / 8; ++j) {
-        const int c = c_ + 8 * j + lane % 4 * 2;
-        if (o >= C::kO || c >= C::kC) continue;
-        const float2 pair = {sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]};
-        if constexpr (C::kSplitK > 1) {
-          *reinterpret_cast<float2*>(parts + (plane * C::kO + o) * C::kC + c) = pair;
-        } else {
-          dw[element_at(o, tap, c)] = from_float<T>(pair.x);
-          dw[element_at(o, tap, c + 1)] = from_float<T>(pair.y);
-        }
-      }
-    }
   }
 };
 

@@ -22,6 +22,8 @@ struct WgradMaps {
 /// column, so that the places which one tap reads are neighbours, too.
 template <class C>
 class HopperWgradTile {
+  using Result = typename C::Result;
+
  public:
   static constexpr int kWarpgroup = 128;
   static constexpr int kChunk = 64;
@@ -60,9 +62,9 @@ class HopperWgradTile {
                 "a product's values of K are of one place, or each 8 are neighbours");
 
  protected:
-  __device__ __forceinline__ HopperWgradTile(const WgradMaps& maps, uint32_t base)
+  __device__ __forceinline__ HopperWgradTile(const WgradMaps& maps, uint32_t base,
+                                             int index = blockIdx.x)
       : maps_(maps), base_(base) {
-    int index = blockIdx.x;
     c_ = index % kTilesC * C::kTileN, index /= kTilesC;
     o_ = index % kTilesO * C::kTileM, index /= kTilesO;
     split_ = index;
@@ -136,6 +138,60 @@ class HopperWgradTile {
     const int row = C::kImagesInside ? (h * C::kPhaseW + w) * C::kBoxN + place.n
                                      : (place.n * C::kPhaseH + h) * C::kPhaseW + w;
     return (phase_h * kPhasesW + phase_w) * kPhaseBytes + row * kRowBytes;
+  }
+
+  // Copies of a box, and what becomes of sums.
+
+  __device__ __forceinline__ void copy_image(uint32_t to, uint32_t barrier, int c, int w, int h,
+                                             int n) const {
+#pragma unroll
+    for (int i = 0; i < kPhasesH; ++i) {
+#pragma unroll
+      for (int j = 0; j < kPhasesW; ++j) {
+        load(maps_.x, to + (i * kPhasesW + j) * kPhaseBytes, barrier, c,
+             (w + first_column(j)) * C::kStrideW + j - C::kPadW,
+             (h + first_row(i)) * C::kStrideH + i - C::kPadH, n);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void load(const TensorMap& map, uint32_t to, uint32_t barrier,
+                                              int channel, int w, int h, int n) {
+    if constexpr (C::kImagesInside) {
+      load_box(map, to, barrier, channel, n, w, h);
+    } else {
+      load_box(map, to, barrier, channel, w, h, n);
+    }
+  }
+
+  /// Where dw has an element.
+  static __device__ __forceinline__ size_t element_at(int o, int tap, int c) {
+    constexpr int kTaps = C::kR * C::kS;
+    if constexpr (C::kChannelsLast) return (size_t(o) * kTaps + tap) * C::kC + c;
+    return (size_t(o) * C::kC + c) * kTaps + tap;
+  }
+
+  __device__ __forceinline__ void store(float* parts, Result* dw, int tap, int first,
+                                        const float (&sums)[C::kTileN / 2]) const {
+    constexpr int kTaps = C::kR * C::kS;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
+    const size_t plane = size_t(split_) * kTaps + tap;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int o = first + 16 * warp + lane / 4 + 8 * half;
+#pragma unroll
+      for (int j = 0; j < C::kTileN / 8; ++j) {
+        const int c = c_ + 8 * j + lane % 4 * 2;
+        if (o >= C::kO || c >= C::kC) continue;
+        const float2 pair = {sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]};
+        if constexpr (C::kSplitK > 1) {
+          *reinterpret_cast<float2*>(parts + (plane * C::kO + o) * C::kC + c) = pair;
+        } else {
+          dw[element_at(o, tap, c)] = from_float<Result>(pair.x);
+          dw[element_at(o, tap, c + 1)] = from_float<Result>(pair.y);
+        }
+      }
+    }
   }
 };
 

@@ -14,7 +14,7 @@ namespace plantune {
 
 template <class C>
 class WgradSum {
-  using T = typename C::T;
+  using Result = typename C::Result;
 
   static constexpr int kTaps = C::kR * C::kS;
   static constexpr int kColumns = kTaps * C::kSumChannels / 4;  // of 4 elements
@@ -24,7 +24,7 @@ class WgradSum {
  public:
   static constexpr int kThreads = kColumns * C::kSumWays * C::kSumRows;
 
-  static __device__ __forceinline__ void run(const float* sums, T* dw) {
+  static __device__ __forceinline__ void run(const float* sums, Result* dw) {
     __shared__ float4 parts[C::kSumRows][C::kSumWays][kColumns];
     __shared__ float whole[C::kSumRows][kElements];
     release_successor();
@@ -72,15 +72,15 @@ class WgradSum {
     return C::kChannelsLast ? tap * C::kSumChannels + c : c * kTaps + tap;
   }
 
-  static __device__ __forceinline__ void store(const float* whole, T* dw, int o, int first) {
+  static __device__ __forceinline__ void store(const float* whole, Result* dw, int o, int first) {
     const int channels = min(C::kSumChannels, C::kC - first);
-    T* row = dw + size_t(o) * C::kC * kTaps;
+    Result* row = dw + size_t(o) * C::kC * kTaps;
     for (int i = threadIdx.x % kOfRow; i < kElements; i += kOfRow) {
       if constexpr (C::kChannelsLast) {
         const int c = i % C::kSumChannels, tap = i / C::kSumChannels;
-        if (c < channels) row[tap * C::kC + first + c] = from_float<T>(whole[i]);
+        if (c < channels) row[tap * C::kC + first + c] = from_float<Result>(whole[i]);
       } else {
-        if (i < channels * kTaps) row[first * kTaps + i] = from_float<T>(whole[i]);
+        if (i < channels * kTaps) row[first * kTaps + i] = from_float<Result>(whole[i]);
       }
     }
   }

@@ -184,6 +184,8 @@ def estimate_us(design: Design, traffic_bytes: float, arch: Arch) -> float:
     waves = -(-design.blocks // filled)
     busy_us = waves * design.usual_steps * step_us + -(-waves // design.resident) * ends_us
     moving_us = max(traffic_bytes - cost["cached_bytes"], 0) / cost["bytes_per_us"]
-    if design.resident == 1 or waves == 1:
+    # Of floats so much moves that blocks that stay were seen to hide it.
+    hides = design.persistent and design.elements.x == "float32"
+    if (design.resident == 1 and not hides) or waves == 1:
         return busy_us + moving_us
     return max(busy_us, moving_us)

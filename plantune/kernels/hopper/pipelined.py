@@ -38,6 +38,7 @@ class PipelinedConv(hopper.HopperFamily[hopper.WarpgroupParts]):
     one, 5.6 with two, 6.4 with three (H200, 2026-11-20).
     """
 
+    mixes_types: ClassVar = True
     # Whether it reads filters from the last tap to the first, and along their other axis.
     reverses: ClassVar[bool] = False
     # What it multiplies.
@@ -45,7 +46,7 @@ class PipelinedConv(hopper.HopperFamily[hopper.WarpgroupParts]):
 
     def read(self, step: Step) -> hopper.WarpgroupParts:
         step = as_convolution(step)
-        parts = hopper.WarpgroupParts(step, conv_epilogue(step, unshifted=True))
+        parts = hopper.WarpgroupParts(step, conv_epilogue(step, unshifted=True, twice=True))
         self.require_types(parts)
         refuse(hopper.not_copied(step, parts.epilogue))
         return parts

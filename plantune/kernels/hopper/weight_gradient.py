@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from typing import Any, ClassVar, Self
 
 from plantune.kernels.hopper import tiles
-from plantune.kernels.hopper.products import ELEMENTS, register_product
+from plantune.kernels.hopper.products import ELEMENTS, FACTORS, register_product
 from plantune.kernels.rendering import struct
 
 # Channels and threads of a block that adds parts.
@@ -62,16 +63,16 @@ class PartSum:
 INCLUDE = '#include "cuda/hopper_wgrad.h"\n#include "cuda/wgrad_sum.h"\n'
 # Registers of a thread by how many warpgroups multiply while one copies; those for other values.
 REGISTERS, OTHER_REGISTERS = {1: 232, 2: 232, 3: 160}, 56
-SOURCE = """using Kernel = plantune::HopperWgrad<Gradient>;
+SOURCE = """using Kernel = plantune::{kernel}<Gradient>;
 using Sum = plantune::WgradSum<Gradient>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes} &&
               Sum::kThreads == {sum.threads}, "what is launched is what was planned");
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1)
-    run(const __grid_constant__ plantune::WgradMaps maps, float* sums, Gradient::T* dw) {{
+    run(const __grid_constant__ plantune::WgradMaps maps, float* sums, Gradient::Result* dw) {{
   Kernel::run(maps, sums, dw);
 }}
 extern "C" __global__ void __launch_bounds__(Sum::kThreads)
-    sum(const float* sums, Gradient::T* dw) {{
+    sum(const float* sums, Gradient::Result* dw) {{
   Sum::run(sums, dw);
 }}
 """
@@ -186,11 +187,12 @@ class WgradDesign:
     stages: int
     split_k: int
 
-    @staticmethod
-    def shared_by(blocks: int, cut: Cut, tile_m: int, tile_n: int, stages: int) -> WgradDesign:
+    # Of tensor cores, for one of the gradient.
+    products: ClassVar[int] = 1
+
+    def shared_by(self, blocks: int) -> Self:
         """The design in which about so many blocks share the work."""
-        whole = WgradDesign(cut, tile_m, tile_n, stages, split_k=1)
-        return replace(whole, split_k=max(min(blocks // whole.tiles, cut.boxes), 1))
+        return replace(self, split_k=max(min(blocks // self.tiles, self.cut.boxes), 1))
 
     @property
     def shape(self) -> tiles.ConvShape:
@@ -239,10 +241,17 @@ class WgradDesign:
         """The bytes of the parts; a gradient in one part is stored directly."""
         return 0 if self.split_k == 1 else self.sum.bytes
 
+    @property
+    def sums_of_thread(self) -> int:
+        return self.shape.s * self.tile_n // 2
+
+    @property
+    def registers_for_sums(self) -> int:
+        return REGISTERS.get(self.groups, 0) - OTHER_REGISTERS
+
     def why_not(self) -> str | None:
         """Why no block of this design can do its work, or None if it can."""
-        shape, sums = self.shape, self.shape.s * self.tile_n // 2
-        most = REGISTERS.get(self.groups, 0) - OTHER_REGISTERS
+        shape, sums, most = self.shape, self.sums_of_thread, self.registers_for_sums
         reasons = {
             f"{self.groups} warpgroups, no more than 3 have room": self.groups > 3,
             f"{sums} sums of each thread, no more than {most} have room": sums > most,
@@ -254,11 +263,20 @@ class WgradDesign:
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
-    def source(self, dtype: str, layout: str) -> str:
+    def source(self, factor: str, result: str, layout: str) -> str:
+        """The kernels that multiply elements of one dtype and leave those of another."""
+        gradient = self.gradient(ELEMENTS[factor], FACTORS[result], layout)
+        return (
+            INCLUDE + register_product(factor, self.tile_n) + gradient + self.kernels("HopperWgrad")
+        )
+
+    def gradient(self, factor: str, result: str, layout: str, **more: Any) -> str:
+        """The struct that kernels are instantiated with."""
         box, (phase_w, phase_h) = self.cut.box, self.cut.phase
-        gradient = struct(
+        return struct(
             "Gradient",
-            T=ELEMENTS[dtype],
+            T=factor,
+            Result=result,
             **self.shape.members,
             **{"kTileM": self.tile_m, "kTileN": self.tile_n, "kStages": self.stages},
             **{"kBoxW": box.w, "kBoxH": box.h, "kBoxN": box.n},
@@ -266,7 +284,9 @@ class WgradDesign:
             kImagesInside=self.cut.inside,
             kChannelsLast=layout == "nhwc",
             **self.sum.members,
+            **more,
         )
+
+    def kernels(self, kernel: str) -> str:
         own = {word: getattr(self, word) for word in ("threads", "shared_bytes", "sum")}
-        before = INCLUDE + register_product(dtype, self.tile_n) + gradient
-        return before + SOURCE.format(**own)
+        return SOURCE.format(kernel=kernel, **own)

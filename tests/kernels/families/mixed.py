@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from plantune.base.canonical import canonical
 
 from ..conftest import Builder, Emit
+from . import mixed_convolutions
 
 F32 = "float32"
 IMAGE = (2, 16, 6, 5)
@@ -223,4 +224,5 @@ MIXED: Mapping[str, Mapping[str, Emit]] = {
     "pool": POOL,
     "pool_grad": POOL_GRAD,
     "softmax": SOFTMAX,
+    **mixed_convolutions.MIXED,
 }

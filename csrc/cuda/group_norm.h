@@ -2,9 +2,9 @@
 //
 //   y = Expression((x - mean) * rstd * weight[channel] + bias[channel])   =
 //   x, y        (N, kPixels, kChannels) if kNhwc, else (N, kChannels, kPixels)
-//   mean, rstd  T for each image and group, =; null if not wanted
+//   mean, rstd  for each image and group, =; null if not wanted
 //
-// A block has kGroups neighbouring groups of one image. What a thread reads stays in its registers
+// x, y, the residual, weight with bias, and mean with rstd have element types of their own. A block has kGroups neighbouring groups of one image. What a thread reads stays in its registers
 // where that is little, else it is read again. A thread's sums are of distances from its first
 // element, so that no digits are lost; then the threads' means and squares are merged. All
 // arithmetic is float, in a fixed order: deterministic.
@@ -21,7 +21,8 @@ constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 template <typename Norm>
 struct GroupNorm {
-  using T = typename Norm::T;
+  using X = typename Norm::X;
+  using Statistic = typename Norm::Statistic;
   using Expression = typename Norm::Expression;
   static constexpr bool kNhwc = Norm::kNhwc;
   static constexpr int kVector = Norm::kVector, kGroups = Norm::kGroups;
@@ -44,7 +45,7 @@ struct GroupNorm {
   static constexpr int kAtOnce = smaller(kWords, kHolds ? 2 : 2048 / kThreads);
   static constexpr int kBatch = kHolds ? ceil_div(kWords, kAtOnce) * kAtOnce : kAtOnce;
   static constexpr int kBatches = ceil_div(kWords, kBatch);
-  using Word = Vector<T, kVector>;
+  using Word = Neighbours<X, kVector>;
 
   static_assert(kLanes > 0 && kChannels % (kGroups * kOfGroup) == 0, "blocks have whole groups");
   static_assert(kNhwc || kGroups == 1, "an image in nchw has its groups one after the other");
@@ -52,7 +53,7 @@ struct GroupNorm {
                       : kPixels % kVector == 0,
                 "a vector has one channel's pixels, a part of a group, or whole groups");
 
-  using Arguments = NormArguments<T, T>;
+  using Arguments = NormArguments<Norm>;
 
   struct Shared {
     Moments parts[kThreads * kSpan];
@@ -121,7 +122,7 @@ struct GroupNorm {
   }
 
   template <bool kAligned>
-  static __device__ __forceinline__ void load(const T* from, int lane, int batch,
+  static __device__ __forceinline__ void load(const X* from, int lane, int batch,
                                               Word (&x)[kBatch]) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -133,7 +134,7 @@ struct GroupNorm {
 
   /// What a thread has of its groups; what it holds is in `x` afterwards.
   template <bool kAligned>
-  static __device__ __forceinline__ void read(const T* from, int lane, Word (&x)[kBatch],
+  static __device__ __forceinline__ void read(const X* from, int lane, Word (&x)[kBatch],
                                               Moments* found) {
     float shift[kSpan] = {}, sum[kSpan] = {}, squares[kSpan] = {};
     int words = 0;
@@ -179,8 +180,8 @@ struct GroupNorm {
       const float rstd = rsqrtf(all.squares * (1.f / (kOfGroup * kPixels)) + Norm::kEps);
       shared.mean[group] = all.mean, shared.rstd[group] = rstd;
       const long long place = blockIdx.x * (long long)(kGroups) + group;
-      if (a.mean != nullptr) a.mean[place] = from_float<T>(all.mean);
-      if (a.rstd != nullptr) a.rstd[place] = from_float<T>(rstd);
+      if (a.mean != nullptr) a.mean[place] = from_float<Statistic>(all.mean);
+      if (a.rstd != nullptr) a.rstd[place] = from_float<Statistic>(rstd);
     }
   }
 
@@ -188,7 +189,7 @@ struct GroupNorm {
   template <bool kAligned>
   static __device__ __forceinline__ void leave(const Arguments& a, long long first, int channel,
                                                int lane, int at, const Word* x, Affine& affine) {
-    Word residual[kAtOnce];
+    Neighbours<typename Norm::Residual, kVector> residual[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int row = row_at(lane, at + i);

@@ -4,9 +4,10 @@
 //   dx = (g - mean of g over the group - h * mean of g * h over the group) * rstd          =
 //   dweight[channel] = sum over images and pixels of dy * h,  dbias[channel] = sum of dy   =
 //   x, dy, dx   (N, kPixels, kChannels) if kNhwc, else (N, kChannels, kPixels)
-//   mean, rstd  T for each image and group
+//   mean, rstd  for each image and group
 //
-// A block has kGroups neighbouring groups of one image and reads them twice: first it sums dy and
+// x, dy, dx, the weight, its gradient with that of the bias, and mean with rstd have element types of
+// their own. A block has kGroups neighbouring groups of one image and reads them twice: first it sums dy and
 // dy * h of each channel, of which both means follow, and leaves them in `parts`, images by sums by
 // channels, which `collect` adds; then it writes dx. What is not wanted is null. All arithmetic is
 // float, in a fixed order: deterministic.
@@ -15,14 +16,15 @@
 
 #include "cuda/collect.h"
 #include "cuda/launch.h"
-#include "cuda/vector.h"
+#include "cuda/operands.h"
 
 namespace plantune {
 
 /// Norm says the sizes; kSums of weight and bias have a gradient, and none means no weight.
 template <typename Norm>
 struct GroupNormGrad {
-  using T = typename Norm::T;
+  using Dx = typename Norm::Dx;
+  using Statistic = typename Norm::Statistic;
   static constexpr bool kNhwc = Norm::kNhwc;
   static constexpr int kVector = Norm::kVector, kGroups = Norm::kGroups, kSums = Norm::kSums;
   static constexpr int kThreads = Norm::kThreads, kWarps = kThreads / 32;
@@ -38,7 +40,8 @@ struct GroupNormGrad {
   static constexpr int kParts = kNhwc ? kLanes : 1;     // of a channel's sums
   static constexpr int kRows = kNhwc ? kPixels : kPixels / kVector;
   static constexpr int kStride = kNhwc ? kChannels : kVector;  // from row to row
-  using Word = Vector<T, kVector>;
+  using X = Neighbours<typename Norm::X, kVector>;
+  using Dy = Neighbours<typename Norm::Dy, kVector>;
 
   static_assert(kLanes > 0, "a pixel's columns fit into a block");
   static_assert(kChannels % kMine == 0, "blocks have whole groups");
@@ -46,8 +49,12 @@ struct GroupNormGrad {
   static_assert((kNhwc ? kMine : kPixels) % kVector == 0, "words are whole");
 
   struct Arguments {
-    const T *dy, *x, *mean, *rstd, *weight;
-    T *dx, *dweight, *dbias;
+    const typename Norm::Dy* dy;
+    const typename Norm::X* x;
+    const Statistic *mean, *rstd;
+    const typename Norm::Weight* weight;
+    Dx* dx;
+    typename Norm::Sum *dweight, *dbias;
     float* parts;
     long long images;
   };
@@ -128,7 +135,8 @@ struct GroupNormGrad {
     float products[kOfWord] = {}, plain[kOfWord] = {};
 #pragma unroll 2
     for (int row = lane; row < kRows; row += kLanes) {
-      Word dy, x;
+      Dy dy;
+      X x;
       dy.template load<kAligned>(a.dy + from + row * (long long)(kStride));
       x.template load<kAligned>(a.x + from + row * (long long)(kStride));
 #pragma unroll
@@ -203,7 +211,9 @@ struct GroupNormGrad {
     const long long from = place(column);
 #pragma unroll 2
     for (int row = lane; row < kRows; row += kLanes) {
-      Word dy, x, dx;
+      Dy dy;
+      X x;
+      Neighbours<Dx, kVector> dx;
       dy.template load<kAligned>(a.dy + from + row * (long long)(kStride));
       x.template load<kAligned>(a.x + from + row * (long long)(kStride));
       float made[kVector];

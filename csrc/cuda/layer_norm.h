@@ -3,7 +3,7 @@
 //   y[row][i] = Expression((x[row][i] - mean[row]) * rstd[row] * weight[i] + bias[i])   =
 //   mean, rstd  float for each row, =; null if not wanted
 //
-// Rows are contiguous. A row stays in the registers of kLanes threads: it is read once, and its
+// x, y, the residual, and weight with bias have element types of their own. Rows are contiguous. A row stays in the registers of kLanes threads: it is read once, and its
 // variance is that of the deviations from its mean. All arithmetic is float, in a fixed order:
 // deterministic.
 
@@ -20,13 +20,13 @@ template <typename Norm>
 struct LayerNorm : RowLanes<Norm::kSize, Norm::kVector, Norm::kLanes, Norm::kThreads> {
   using Rows = RowLanes<Norm::kSize, Norm::kVector, Norm::kLanes, Norm::kThreads>;
   using Rows::has, Rows::kHeld, Rows::kRows, Rows::place;
-  using T = typename Norm::T;
   using Expression = typename Norm::Expression;
   static constexpr int kVector = Norm::kVector, kLanes = Norm::kLanes, kThreads = Norm::kThreads;
   static constexpr int kWarps = kThreads / 32;
-  using Word = Vector<T, kVector>;
+  using Word = Neighbours<typename Norm::X, kVector>;
+  using Added = Neighbours<typename Norm::Residual, kVector>;
 
-  struct Arguments : NormArguments<T, float> {
+  struct Arguments : NormArguments<Norm> {
     long long rows;
   };
 
@@ -41,7 +41,8 @@ struct LayerNorm : RowLanes<Norm::kSize, Norm::kVector, Norm::kLanes, Norm::kThr
     // Threads without a row read the last one: they take part in the sums of their warp.
     const long long first = (there ? row : a.rows - 1) * Norm::kSize;
 
-    Word x[kHeld], residual[kHeld];
+    Word x[kHeld];
+    Added residual[kHeld];
     float sum = 0.f;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
@@ -80,9 +81,9 @@ struct LayerNorm : RowLanes<Norm::kSize, Norm::kVector, Norm::kLanes, Norm::kThr
  private:
   template <bool kAligned>
   static __device__ __forceinline__ void leave(const Arguments& a, long long first, int place,
-                                               const Word& x, const Word& residual,
+                                               const Word& x, const Added& residual,
                                                float mean, float rstd) {
-    Word weight, bias;
+    Neighbours<typename Norm::Weight, kVector> weight, bias;
     if constexpr (Norm::kWeight) weight.template load<kAligned>(a.weight + place);
     if constexpr (Norm::kBias) bias.template load<kAligned>(a.bias + place);
     float y[kVector];

@@ -4,10 +4,11 @@
 //   dx[row][i] = (g - mean of g over i - h * mean of g * h over i) * rstd[row]       =
 //   dweight[i] = sum over rows of dy * h,  dbias[i] = sum over rows of dy            =
 //
-// Rows are contiguous and stay in the registers of kLanes threads, as in layer_norm.h; what is not
-// wanted is null. A block takes every gridDim.x-th group of rows and leaves what it summed over them
-// in `parts`, blocks by sums by elements, which `collect` adds. All arithmetic is float, in a fixed
-// order: deterministic.
+// x, dy, dx, the weight, and its gradient with that of the bias have element types of their own. Rows
+// are contiguous and stay in the registers of kLanes threads, as in layer_norm.h; what is not wanted is
+// null. A block takes every gridDim.x-th group of rows and leaves what it summed over them in `parts`,
+// blocks by sums by elements, which `collect` adds. All arithmetic is float, in a fixed order:
+// deterministic.
 
 #pragma once
 
@@ -24,17 +25,22 @@ template <typename Norm>
 struct LayerNormGrad : RowLanes<Norm::kSize, Norm::kVector, Norm::kLanes, Norm::kThreads> {
   using Rows = RowLanes<Norm::kSize, Norm::kVector, Norm::kLanes, Norm::kThreads>;
   using Rows::has, Rows::kHeld, Rows::kRows, Rows::place;
-  using T = typename Norm::T;
+  using Dx = typename Norm::Dx;
+  using Weight = typename Norm::Weight;
   static constexpr int kVector = Norm::kVector, kLanes = Norm::kLanes, kThreads = Norm::kThreads;
   static constexpr int kSize = Norm::kSize, kSums = Norm::kSums;
   static constexpr int kWarps = kThreads / 32;
-  using Word = Vector<T, kVector>;
+  using X = Neighbours<typename Norm::X, kVector>;
+  using Dy = Neighbours<typename Norm::Dy, kVector>;
+  using Weights = Neighbours<Weight, kVector>;
 
   struct Arguments {
-    const T *dy, *x;
+    const typename Norm::Dy* dy;
+    const typename Norm::X* x;
     const float *mean, *rstd;
-    const T* weight;
-    T *dx, *dweight, *dbias;
+    const Weight* weight;
+    Dx* dx;
+    typename Norm::Sum *dweight, *dbias;
     float* parts;
     long long rows, blocks;
   };
@@ -50,7 +56,7 @@ struct LayerNormGrad : RowLanes<Norm::kSize, Norm::kVector, Norm::kLanes, Norm::
     release_successor();
     wait_for_predecessor();
     const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
-    Word weight[kHeld];
+    Weights weight[kHeld];
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       if (kSums > 0 && has(i, lane)) {
@@ -75,11 +81,12 @@ struct LayerNormGrad : RowLanes<Norm::kSize, Norm::kVector, Norm::kLanes, Norm::
   template <bool kAligned>
   static __device__ __forceinline__ void row(const Arguments& a, long long row, int lane,
                                              float (&lanes)[2][kWarps],
-                                             const Word (&weight)[kHeld], Sums& sums) {
+                                             const Weights (&weight)[kHeld], Sums& sums) {
     const bool there = row < a.rows;
     const long long first = (there ? row : a.rows - 1) * kSize;
     const float mean = a.mean[there ? row : a.rows - 1], rstd = a.rstd[there ? row : a.rows - 1];
-    Word x[kHeld], dy[kHeld];
+    X x[kHeld];
+    Dy dy[kHeld];
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       if (!has(i, lane)) continue;
@@ -112,7 +119,7 @@ struct LayerNormGrad : RowLanes<Norm::kSize, Norm::kVector, Norm::kLanes, Norm::
         const float h = (x[i][k] - mean) * rstd, g = dy[i][k] * (kSums > 0 ? weight[i][k] : 1.f);
         dx[k] = (g - mean_g - h * mean_gh) * rstd;
       }
-      Word rounded;
+      Neighbours<Dx, kVector> rounded;
       rounded.round(dx);
       rounded.store(a.dx + first + place(i, lane));
     }

@@ -3,33 +3,33 @@
 #pragma once
 
 #include "cuda/epilogue.h"
-#include "cuda/vector.h"
+#include "cuda/operands.h"
 
 namespace plantune {
 
-/// Null for what there is not.
-template <typename T, typename Statistic>
+/// Null for what there is not. Norm says the element type of each.
+template <typename Norm>
 struct NormArguments {
-  const T* x;
-  T* y;
-  const T* weight;
-  const T* bias;
-  const T* residual;
-  Statistic* mean;
-  Statistic* rstd;
+  const typename Norm::X* x;
+  typename Norm::Y* y;
+  const typename Norm::Weight* weight;
+  const typename Norm::Weight* bias;
+  const typename Norm::Residual* residual;
+  typename Norm::Statistic* mean;
+  typename Norm::Statistic* rstd;
 };
 
 /// Writes what follows a vector of values.
-template <typename Expression, typename T, int kSize>
-__device__ __forceinline__ void leave_vector(T* to, float (&y)[kSize],
-                                             const Vector<T, kSize>& residual) {
+template <typename Expression, typename Y, typename Residual, int kSize>
+__device__ __forceinline__ void leave_vector(Y* to, float (&y)[kSize],
+                                             const Neighbours<Residual, kSize>& residual) {
 #pragma unroll
   for (int k = 0; k < kSize; ++k) {
     At at{y[k]};
     if constexpr (Expression::kResidual) at.residual = residual[k];
     y[k] = Expression::of(at);
   }
-  Vector<T, kSize> rounded;
+  Neighbours<Y, kSize> rounded;
   rounded.round(y);
   rounded.store(to);
 }

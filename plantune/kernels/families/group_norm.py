@@ -23,6 +23,7 @@ class GroupNorm(CudaFamily[GroupNormParts]):
     """Config: `layout` of images; a block of so many `threads` has so many `groups`."""
 
     name: ClassVar = "group_norm"
+    mixes_types: ClassVar = True
 
     def read(self, step: Step) -> GroupNormParts:
         return norm_parts(GroupNormParts, step, self.name)
@@ -38,7 +39,6 @@ class GroupNorm(CudaFamily[GroupNormParts]):
     def source(self, parts: GroupNormParts, config: Attrs, arch: Arch) -> str:
         norm = struct(
             "Norm",
-            T=vector_kernel.ELEMENTS[parts.type.dtype],
             Expression=expression(parts.chain),
             kChannels=parts.type.shape[1],
             kPixels=parts.pixels,
@@ -49,6 +49,7 @@ class GroupNorm(CudaFamily[GroupNormParts]):
             kEps=float(parts.norm.attrs["eps"]),
             kNhwc=config["layout"] == "nhwc",
             **parts.affine,
+            **parts.types,
         )
         before, threads = functors(parts.chain) + norm, config["threads"]
         return vector_kernel.source(self.name, "GroupNorm<Norm>", threads, before)
@@ -62,9 +63,9 @@ def _vector(parts: GroupNormParts, config: Attrs) -> int:
     group or of whole ones, whose sums fit into shared memory.
     """
     if config["layout"] != "nhwc":
-        return math.gcd(parts.pixels, vector_kernel.width(parts.type))
+        return math.gcd(parts.pixels, parts.width)
     channels = parts.of_group
-    vector = math.gcd(int(config["groups"]) * channels, vector_kernel.width(parts.type))
+    vector = math.gcd(int(config["groups"]) * channels, parts.width)
     while (channels % vector and vector % channels) or (
         vector // channels * int(config["threads"]) > SUMS_MAX
     ):

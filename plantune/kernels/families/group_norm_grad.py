@@ -21,23 +21,22 @@ class GroupNormGradParts(GradientOfNorm, GroupsOfNorm):
         """Neighbours in memory that are read at once."""
         nhwc = config["layout"] == "nhwc"
         neighbours = int(config["groups"]) * self.of_group if nhwc else self.pixels
-        return math.gcd(neighbours, vector_kernel.width(self.type))
+        return math.gcd(neighbours, self.width)
 
 
 class GroupNormGrad(CudaFamily[GroupNormGradParts]):
     """Config: `layout` of images; a block of so many `threads` has so many `groups`."""
 
     name: ClassVar = "group_norm_grad"
+    mixes_types: ClassVar = True
 
     def read(self, step: Step) -> GroupNormGradParts:
         norm = step.nodes[0]
         refuse({f"only a group norm's gradient, got {step.ops}": step.ops != ("group_norm_grad",)})
         parts = GroupNormGradParts(step, norm)
         parts.require_alone()
-        dtypes = {step.types[name].dtype for name in norm.inputs}
         refuse(
             {
-                f"it takes one dtype, got {sorted(dtypes)}": len(dtypes) > 1,
                 f"groups of {parts.of_group} channels are too wide": parts.of_group > OF_GROUP_MAX,
             }
         )
@@ -59,7 +58,6 @@ class GroupNormGrad(CudaFamily[GroupNormGradParts]):
     def source(self, parts: GroupNormGradParts, config: Attrs, arch: Arch) -> str:
         norm = struct(
             "Norm",
-            T=vector_kernel.ELEMENTS[parts.type.dtype],
             kChannels=parts.channels,
             kPixels=parts.pixels,
             kOfGroup=parts.of_group,
@@ -68,6 +66,7 @@ class GroupNormGrad(CudaFamily[GroupNormGradParts]):
             kThreads=config["threads"],
             kSums=parts.sums,
             kNhwc=config["layout"] == "nhwc",
+            **parts.types,
         )
         kernel, threads = "GroupNormGrad<Norm>", config["threads"]
         return vector_kernel.source(self.name, kernel, threads, norm, parts.entries)

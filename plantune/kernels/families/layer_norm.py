@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from plantune.kernels.cuda import vector_kernel
-from plantune.kernels.cuda.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step
+from plantune.kernels.cuda.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step, refuse
 from plantune.kernels.patterns.expression import expression, functors
 from plantune.kernels.patterns.sample_norm import NormParts, RowsOfNorm, norm_parts, row_work_us
 from plantune.kernels.rendering import struct
@@ -22,10 +22,14 @@ class LayerNorm(CudaFamily[LayerNormParts]):
     """Config: a row stays with so many `lanes` of a block's `threads`."""
 
     name: ClassVar = "layer_norm"
+    mixes_types: ClassVar = True
     image_layout = "nchw"  # a row is contiguous
 
     def read(self, step: Step) -> LayerNormParts:
-        return norm_parts(LayerNormParts, step, self.name)
+        parts = norm_parts(LayerNormParts, step, self.name)
+        kept = parts.dtype_of(parts.norm.outputs[1])
+        refuse({f"the statistics are float32, not {kept}": kept != "float32"})
+        return parts
 
     def why_not_config(self, parts: LayerNormParts, config: Attrs, arch: Arch) -> str | None:
         return parts.why_not(config, HELD_MAX)
@@ -39,7 +43,6 @@ class LayerNorm(CudaFamily[LayerNormParts]):
     def source(self, parts: LayerNormParts, config: Attrs, arch: Arch) -> str:
         norm = struct(
             "Norm",
-            T=vector_kernel.ELEMENTS[parts.type.dtype],
             Expression=expression(parts.chain),
             kSize=parts.size,
             kVector=parts.vector,
@@ -47,6 +50,7 @@ class LayerNorm(CudaFamily[LayerNormParts]):
             kThreads=config["threads"],
             kEps=float(parts.norm.attrs["eps"]),
             **parts.affine,
+            **parts.types,
         )
         before, threads = functors(parts.chain) + norm, config["threads"]
         return vector_kernel.source(self.name, "LayerNorm<Norm>", threads, before)

@@ -30,6 +30,7 @@ class LayerNormGrad(CudaFamily[LayerNormGradParts]):
     """Config: a row stays with so many `lanes` of a block's `threads`."""
 
     name: ClassVar = "layer_norm_grad"
+    mixes_types: ClassVar = True
     image_layout = "nchw"  # a row is contiguous
 
     def read(self, step: Step) -> LayerNormGradParts:
@@ -41,7 +42,6 @@ class LayerNormGrad(CudaFamily[LayerNormGradParts]):
         refuse(
             {
                 "the statistics are not float32": statistics != ["float32", "float32"],
-                "dy and x have two dtypes": step.types[norm.inputs[0]].dtype != parts.type.dtype,
                 f"rows of {parts.size} are too wide for a block's sums": 4 * parts.sums * parts.size
                 > SHARED_BYTES_MAX,
             }
@@ -68,12 +68,12 @@ class LayerNormGrad(CudaFamily[LayerNormGradParts]):
     def source(self, parts: LayerNormGradParts, config: Attrs, arch: Arch) -> str:
         norm = struct(
             "Norm",
-            T=vector_kernel.ELEMENTS[parts.type.dtype],
             kSize=parts.size,
             kVector=parts.vector,
             kSums=parts.sums,
             kLanes=config["lanes"],
             kThreads=config["threads"],
+            **parts.types,
         )
         kernel, threads = "LayerNormGrad<Norm>", config["threads"]
         return vector_kernel.source(self.name, kernel, threads, norm, parts.entries)

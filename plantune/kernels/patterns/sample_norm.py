@@ -27,6 +27,16 @@ class OfNorm(Parts):
     def type(self) -> TensorType:
         return self.norm.types[0]
 
+    def elements(self, **operands: str | None) -> dict[str, str]:
+        """The element type of each operand in C++, by the words of headers; of what is not there
+        any does.
+        """
+        dtypes = {word: self.dtype_of(name) for word, name in operands.items()}
+        return {word: vector_kernel.ELEMENTS[dtype] for word, dtype in dtypes.items()}
+
+    def dtype_of(self, name: str | None) -> str:
+        return self.type.dtype if name is None else self.step.types[name].dtype
+
 
 def row_work_us(
     cost: Mapping[str, float], moved: float, size: int, held: int, lanes: int, turns: float = 1.0
@@ -53,7 +63,7 @@ class RowsOfNorm(OfNorm):
 
     @property
     def vector(self) -> int:
-        return math.gcd(self.size, vector_kernel.width(self.type))
+        return math.gcd(self.size, self.width)
 
     def held(self, lanes: int) -> int:
         """Elements that a thread holds."""
@@ -124,6 +134,20 @@ class GradientOfNorm(OfNorm):
         return int(self.norm.attrs["affine"])
 
     @property
+    def width(self) -> int:
+        """Neighbours that a thread reads of dy and of x at once."""
+        return min(vector_kernel.width(self.step.types[name]) for name in self.norm.inputs[:2])
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The element types of a header."""
+        dy, x, mean, _, *weight = self.norm.inputs
+        made = dict(self.step.outputs)
+        dx, *sums = (name if name in made else None for name in self.norm.outputs)
+        named = {"Sum": next((name for name in sums if name), None), "Statistic": mean}
+        return self.elements(Dy=dy, X=x, Dx=dx, Weight=next(iter(weight), None), **named)
+
+    @property
     def entries(self) -> str:
         """The ends of a source: a second launch collects sums."""
         return vector_kernel.ENTRIES + (vector_kernel.COLLECT if self.sums else "")
@@ -131,12 +155,18 @@ class GradientOfNorm(OfNorm):
     def require_alone(self) -> None:
         """Raises IllegalCandidate for what no kernel of such gradients takes."""
         step = self.step
+        made = [name for name, _ in step.outputs]
         weights = step.phase == "refresh" or not step.constants.isdisjoint(self.norm.inputs[:4])
+        _, _, mean, rstd, *_ = self.norm.inputs
+        sums = [step.types[v].dtype for v in self.norm.outputs[1:] if v in dict(step.outputs)]
+        known = (*(step.types[v].dtype for v in self.norm.inputs), *map(self.dtype_of, made))
         refuse(
             {
-                **vector_kernel.not_an_element(self.type.dtype),
+                **vector_kernel.not_an_element(*known),
                 "there is nothing to normalise": self.type.numel == 0,
                 "weights are in nchw": weights,
+                "statistics, or sums, have two dtypes": len({*sums}) > 1
+                or self.dtype_of(mean) != self.dtype_of(rstd),
             }
         )
 
@@ -164,6 +194,19 @@ class NormParts(OfNorm):
     residual: str | None
 
     @property
+    def width(self) -> int:
+        """Neighbours that a thread reads of x at once."""
+        return vector_kernel.width(self.step.types[self.norm.inputs[0]])
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The element types of a header."""
+        x, *weight = self.norm.inputs
+        y, statistic = self.step.nodes[-1].name, self.norm.outputs[1]
+        added = {"Residual": self.residual, "Weight": next(iter(weight), None)}
+        return self.elements(X=x, Y=y, Statistic=statistic, **added)
+
+    @property
     def affine(self) -> dict[str, bool]:
         """Whether there is a weight and a bias, in the words of headers."""
         return {"kWeight": len(self.norm.inputs) > 1, "kBias": len(self.norm.inputs) > 2}
@@ -186,8 +229,20 @@ def norm_parts(kind: type[N], step: Step, op: str) -> N:
     norm = step.nodes[0]
     refuse({f"the step starts with {norm.op}, not with a {op}": norm.op != op})
     chain, residual = what_follows(step)
-    refuse({"there is nothing to normalise": step.types[norm.name].numel == 0})
-    return kind(step, norm, chain, residual)
+    parts = kind(step, norm, chain, residual)
+    x, *affine = norm.inputs
+    known = (x, *affine, *norm.outputs[1:], step.nodes[-1].name)
+    pairs = ([*map(parts.dtype_of, names)] for names in (affine, norm.outputs[1:]))
+    refuse(
+        {
+            "there is nothing to normalise": step.types[norm.name].numel == 0,
+            **vector_kernel.not_an_element(*map(parts.dtype_of, known), parts.dtype_of(residual)),
+            "weight and bias, or the statistics, have two dtypes": any(
+                len({*pair}) > 1 for pair in pairs
+            ),
+        }
+    )
+    return parts
 
 
 def what_follows(step: Step) -> tuple[Chain, str | None]:

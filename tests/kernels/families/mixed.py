@@ -215,7 +215,55 @@ SOFTMAX: Mapping[str, Emit] = {
 }
 
 
+def normed(b: Builder, op: str, shape: tuple[int, ...], weights: tuple[int, ...], **attrs: int):
+    """A norm in float32 of what a product made, with a stream of float32, and its statistics."""
+    affine = [b.w(*weights, dtype=F32), b.w(*weights, dtype=F32)]
+    y, mean, _ = b.all(op, b.wide(b.x(*shape)), *affine, eps=1e-5, **attrs)
+    y = b("relu", b("add", y, b.x(*shape, dtype=F32)))
+    return b.cast(y), mean
+
+
+def norm_gradient(
+    b: Builder,
+    op: str,
+    shape: tuple[int, ...],
+    statistics: tuple[int, ...],
+    weights: tuple[int, ...],
+    **attrs: int,
+) -> tuple[str, ...]:
+    kept = [b.x(*statistics, dtype=F32) for _ in range(2)]
+    given = (b.wide(b.x(*shape)), b.x(*shape, dtype=F32), *kept, b.w(*weights, dtype=F32))
+    dx, dweight, dbias = b.all(f"{op}_grad", *given, eps=1e-5, affine=2, **attrs)
+    return b.cast(dx), dweight, dbias
+
+
+LAYER_NORM: Mapping[str, Emit] = {
+    "of a product": lambda b: normed(b, "layer_norm", (9, 48), (48,), axes=1),
+    "odd": lambda b: normed(b, "layer_norm", (5, 37), (37,), axes=1),
+    "of a stream, stored narrow": lambda b: b.cast(
+        b.all("layer_norm", b.x(9, 64, dtype=F32), b.w(64, dtype=F32), axes=1, eps=1e-5)[0]
+    ),
+}
+LAYER_NORM_GRAD: Mapping[str, Emit] = {
+    "of a product": lambda b: norm_gradient(b, "layer_norm", (9, 48), (9, 1), (48,), axes=1),
+    "odd": lambda b: norm_gradient(b, "layer_norm", (5, 37), (5, 1), (37,), axes=1),
+}
+GROUP_NORM: Mapping[str, Emit] = {
+    "of a product": lambda b: normed(b, "group_norm", (2, 32, 6, 5), (32,), groups=4),
+    "odd": lambda b: normed(b, "group_norm", (2, 6, 5, 7), (6,), groups=2),
+}
+GROUP_NORM_GRAD: Mapping[str, Emit] = {
+    "of a product": lambda b: norm_gradient(
+        b, "group_norm", (2, 32, 6, 5), (2, 4), (32,), groups=4
+    ),
+    "odd": lambda b: norm_gradient(b, "group_norm", (2, 6, 5, 7), (2, 2), (6,), groups=2),
+}
+
 MIXED: Mapping[str, Mapping[str, Emit]] = {
+    "layer_norm": LAYER_NORM,
+    "layer_norm_grad": LAYER_NORM_GRAD,
+    "group_norm": GROUP_NORM,
+    "group_norm_grad": GROUP_NORM_GRAD,
     "implicit_gemm_conv": CONV,
     "implicit_gemm_dgrad": DGRAD,
     "implicit_gemm_wgrad": WGRAD,

@@ -76,8 +76,9 @@ def test_a_guess_takes_it_where_the_blocks_of_one_launch_do_not_fit(step_of):
 class Lent:
     """A stock that makes nothing."""
 
-    def __init__(self, graph, plan, space, held, *, frozen):
-        self.graph, self.plan, self.space, self.held = graph, plan, space, held
+    def __init__(self, checked, held, *, frozen):
+        self.checked, self.held = checked, held
+        self.graph, self.plan, self.space = checked.graph, checked.plan, checked.space
         self.frozen, self.match = frozen, None
 
     def lend(self):

@@ -3,7 +3,7 @@
 //   x[s]  (N, pixels, channels of image s), nhwc; pixels may be further apart, by pitch[s] elements
 //   y     (N, pixels, kChannels) =  Expression(value * scale[channel] + bias[channel])
 //
-// A thread keeps its channels from pixel to pixel, so that it looks for their image once.
+// Images are of up to two element types, y is of its own. A thread keeps its channels from pixel to pixel, so that it looks for their image once.
 // All arithmetic is float; deterministic.
 
 #pragma once
@@ -11,14 +11,15 @@
 #include "cuda/epilogue.h"
 #include "cuda/launch.h"
 #include "cuda/parameter.h"
-#include "cuda/vector.h"
+#include "cuda/operands.h"
 
 namespace plantune {
 
 /// Join says where images begin among the channels; a thread reads kVectors pixels at once.
 template <typename Join>
 struct Concat {
-  using T = typename Join::T;
+  using T = typename Join::T;          // of images
+  using Other = typename Join::Other;  // of those of kOther
   using Expression = typename Join::Expression;
   static constexpr int kSources = Join::kSources, kChannels = Join::kBegins[kSources];
   static constexpr int kVector = Join::kVector, kVectors = Join::kVectors;
@@ -26,14 +27,15 @@ struct Concat {
   static constexpr int kColumns = kChannels / kVector;
   static constexpr int kOfBlock = smaller(kColumns, kThreads);
   static constexpr int kLanes = kThreads / kOfBlock;  // pixels that a block reads at once
-  using Word = Vector<T, kVector>;
+  using Word = Neighbours<T, kVector>;
+  using OtherWord = Neighbours<Other, kVector>;
 
   static_assert(kChannels % kVector == 0, "a vector is of one image");
 
   struct Arguments {
-    const T* x[kSources];
+    const void* x[kSources];
     int pitch[kSources];
-    T* y;
+    typename Join::Y* y;
     long long pixels;  // of all images
     Parameter scale, bias;
   };
@@ -47,19 +49,29 @@ struct Concat {
     wait_for_predecessor();
     if (lane >= kLanes || column >= kColumns) return;
 
-    const T* from = a.x[0];
+    const void* from = a.x[0];
     int begin = 0, pitch = a.pitch[0];
+    bool other = Join::kOther[0];
 #pragma unroll
     for (int s = 1; s < kSources; ++s) {
       if (channel < Join::kBegins[s]) continue;
       from = a.x[s];
       begin = Join::kBegins[s], pitch = a.pitch[s];
+      other = Join::kOther[s];
     }
+    other &= Join::kMixed;
     Word x[kVectors];
+    OtherWord z[kVectors];
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const long long pixel = first + i * kLanes;
-      if (pixel < a.pixels) x[i].template load<kAligned>(from + pixel * pitch + channel - begin);
+      if (pixel >= a.pixels) continue;
+      const long long at = pixel * pitch + channel - begin;
+      if (other) {
+        z[i].template load<kAligned>(static_cast<const Other*>(from) + at);
+      } else {
+        x[i].template load<kAligned>(static_cast<const T*>(from) + at);
+      }
     }
     float scale[kVector], bias[kVector];
 #pragma unroll
@@ -74,12 +86,12 @@ struct Concat {
       float y[kVector];
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {
-        float value = x[i][k];
+        float value = other ? z[i][k] : x[i][k];
         if constexpr (Join::kScale) value *= scale[k];
         if constexpr (Join::kBias) value += bias[k];
         y[k] = Expression::of({value});
       }
-      Word rounded;
+      Neighbours<typename Join::Y, kVector> rounded;
       rounded.round(y);
       rounded.store(a.y + pixel * kChannels + channel);
     }

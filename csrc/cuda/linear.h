@@ -3,7 +3,7 @@
 //   a     (m, kDepth) row-major              b  (n, kDepth) row-major
 //   bias  (n), zero where it is null         y  (m, n) row-major, =
 //
-// A warp makes kRows by kColumns elements of y, its lanes share the inner axis. Each matrix is read
+// Each has an element type of its own. A warp makes kRows by kColumns elements of y, its lanes share the inner axis. Each matrix is read
 // once by each warp that needs it: for batches up to a few tens, where weights are what is moved.
 // Arithmetic is float, results are rounded once. Deterministic: sums have a fixed order.
 
@@ -11,15 +11,18 @@
 
 #include "cuda/epilogue.h"
 #include "cuda/launch.h"
-#include "cuda/vector.h"
+#include "cuda/operands.h"
 
 namespace plantune {
 
-template <typename T_, int kRows, int kColumns, int kDepth, int kWidth, int kThreads,
+/// Operands are the element types of a, b, bias and y.
+template <class Operands, int kRows, int kColumns, int kDepth, int kWidth, int kThreads,
           class Expression>
 struct Linear {
-  using T = T_;
-  using Word = Vector<T, kWidth>;
+  using A = typename TypeAt<0, Operands>::Type;
+  using B = typename TypeAt<1, Operands>::Type;
+  using Bias = typename TypeAt<2, Operands>::Type;
+  using Y = typename TypeAt<3, Operands>::Type;
   static constexpr int kWords = kDepth / kWidth;
   static constexpr int kWarps = kThreads / 32;
 
@@ -27,8 +30,10 @@ struct Linear {
   static_assert(kThreads % 32 == 0, "a block is made of whole warps");
 
   struct Arguments {
-    const T *a, *b, *bias;
-    T* y;
+    const A* a;
+    const B* b;
+    const Bias* bias;
+    Y* y;
     long long m, n;
   };
 
@@ -40,9 +45,9 @@ struct Linear {
   /// Has the L2 cache read a warp's columns of b, which mostly are weights, while the kernel in
   /// front still runs: nothing of them is used before it ended.
   static __device__ __forceinline__ void prefetch(const Arguments& args, long long column) {
-    constexpr int kLine = 128 / int(sizeof(T));
+    constexpr int kLine = 128 / int(sizeof(B));
     for (int j = 0; j < kColumns; ++j) {
-      const T* from = args.b + row_of(column + j, args.n);
+      const B* from = args.b + row_of(column + j, args.n);
       for (int i = threadIdx.x % 32 * kLine; i < kDepth; i += 32 * kLine) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
       }
@@ -62,7 +67,8 @@ struct Linear {
     float sums[kRows][kColumns] = {};
 #pragma unroll 4
     for (int word = lane; word < kWords; word += 32) {
-      Word a[kRows], b[kColumns];
+      Vector<A, kWidth> a[kRows];
+      Vector<B, kWidth> b[kColumns];
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
         b[j].template load<kAligned>(args.b + row_of(column + j, args.n) + word * kWidth);
@@ -91,7 +97,8 @@ struct Linear {
         const bool mine = lane == (i * kColumns + j) % 32;
         if (!mine || row + i >= args.m || column + j >= args.n) continue;
         const float bias = args.bias == nullptr ? 0.f : to_float(args.bias[column + j]);
-        args.y[(row + i) * args.n + column + j] = from_float<T>(Expression::of({sums[i][j] + bias}));
+        const float y = Expression::of({sums[i][j] + bias});
+        args.y[(row + i) * args.n + column + j] = from_float<Y>(y);
       }
     }
   }

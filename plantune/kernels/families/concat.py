@@ -54,7 +54,13 @@ class ConcatParts(Parts):
     @property
     def vector(self) -> int:
         """Channels that are read at once."""
-        return math.gcd(vector_kernel.width(self.type), *self.begins)
+        width = max(vector_kernel.width(self.step.types[name]) for name in self.x)
+        return math.gcd(width, *self.begins)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Of the images: that of the first, and another one if there are two."""
+        return tuple(dict.fromkeys(self.step.types[name].dtype for name in self.x))
 
     @property
     def pixels(self) -> int:
@@ -71,21 +77,22 @@ class Concat(CudaFamily[ConcatParts]):
     """Config: a thread of a block takes its channels of so many pixels: `vectors`."""
 
     name: ClassVar = "concat"
+    mixes_types: ClassVar = True
     image_layout = "nhwc"
 
     def read(self, step: Step) -> ConcatParts:
         node = step.nodes[0]
         refuse({f"the step starts with {node.op}, not with a concatenation": node.op != CONCAT})
         axis, x = joined(node.attrs, node.inputs)
-        rank = len(node.types[0].shape)
+        rank, dtypes = len(node.types[0].shape), sorted({step.types[name].dtype for name in x})
         refuse(
             {
-                **vector_kernel.not_an_element(node.types[0].dtype),
+                **vector_kernel.not_an_element(*dtypes, step.types[step.nodes[-1].name].dtype),
                 "only images, along their channels": rank != 4 or axis % rank != 1,
                 f"it takes {SOURCES_MAX} images at most": len(x) > SOURCES_MAX,
                 "weights are in nchw": step.constants.intersection(x) or step.phase == "refresh",
                 "autograd is to remember it": WANTED in node.attrs,
-                "dtypes differ": {step.types[name].dtype for name in x} != {node.types[0].dtype},
+                f"images of two types at most, got {', '.join(dtypes)}": len(dtypes) > 2,
                 "an image has nothing to add": any(not step.types[name].numel for name in x),
             }
         )
@@ -98,7 +105,11 @@ class Concat(CudaFamily[ConcatParts]):
     def source(self, parts: ConcatParts, config: Attrs, arch: Arch) -> str:
         join = struct(
             "Join",
-            T=vector_kernel.ELEMENTS[parts.type.dtype],
+            T=vector_kernel.ELEMENTS[parts.dtypes[0]],
+            Other=vector_kernel.ELEMENTS[parts.dtypes[-1]],
+            Y=vector_kernel.ELEMENTS[parts.step.types[parts.y].dtype],
+            kMixed=len(parts.dtypes) > 1,
+            kOther=[parts.step.types[name].dtype != parts.dtypes[0] for name in parts.x],
             Expression=expression(parts.chain),
             kSources=len(parts.x),
             kBegins=parts.begins,
@@ -159,7 +170,7 @@ def _may_follow(part: str | None, node: Node, chain: list[str]) -> bool:
 def _constants(parts: ConcatParts) -> Mapping[str, tuple[str | None, Arrangement]]:
     found = {"scale": parts.scale, "bias": parts.bias}
     return {
-        part: (name, channel_values(parts.step.types[name], parts.type.shape[1]))
+        part: (name, channel_values(parts.step.types[parts.x[0]], parts.type.shape[1]))
         for part, name in found.items()
         if name is not None
     }

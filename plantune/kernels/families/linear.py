@@ -14,13 +14,14 @@ from plantune.kernels.patterns.linear_layer import LinearLayer, linear_layer_of
 THREADS, WARPS = 256, 8
 # Beyond it the same weights are read again and again.
 ROWS_MAX = 2048
-KERNEL = "Linear<{element}, {rows}, {columns}, {depth}, {width}, {threads}, {expression}>"
+KERNEL = "Linear<Operands, {rows}, {columns}, {depth}, {width}, {threads}, {expression}>"
 
 
 class Linear(CudaFamily[LinearLayer]):
     """Config: a block makes `tile_n` columns of so many `rows`."""
 
     name: ClassVar = "linear"
+    mixes_types: ClassVar = True
 
     def read(self, step: Step) -> LinearLayer:
         layer = linear_layer_of(step)
@@ -29,7 +30,7 @@ class Linear(CudaFamily[LinearLayer]):
         refuse(
             {
                 "rows of both matrices must be contiguous along the inner axis": turned,
-                **vector_kernel.not_an_element(step.types[layer.a].dtype),
+                **vector_kernel.not_an_element(*_dtypes(layer)),
                 "there is nothing to multiply": 0 in sizes,
                 f"it is for {ROWS_MAX} rows at most, got {sizes[0]}": sizes[0] > ROWS_MAX,
             }
@@ -57,18 +58,19 @@ class Linear(CudaFamily[LinearLayer]):
         return cost["launch_us"] + work * self.slowdown(parts, arch)
 
     def source(self, parts: LinearLayer, config: Attrs, arch: Arch) -> str:
-        type_, depth = parts.step.types[parts.a], parts.sizes[2]
+        depth, types = parts.sizes[2], parts.step.types
         chain = (parts.activation,) if parts.activation else ()
         kernel = KERNEL.format(
-            element=vector_kernel.ELEMENTS[type_.dtype],
             rows=config["rows"],
             columns=config["tile_n"] // WARPS,
             depth=depth,
-            width=math.gcd(vector_kernel.width(type_), depth),
+            width=math.gcd(*(vector_kernel.width(types[v]) for v in (parts.a, parts.b)), depth),
             threads=THREADS,
             expression=expression(chain),
         )
-        return vector_kernel.source(self.name, kernel, THREADS, functors(chain))
+        elements = ", ".join(vector_kernel.ELEMENTS[dtype] for dtype in _dtypes(parts))
+        before = f"{functors(chain)}using Operands = plantune::Types<{elements}>;\n"
+        return vector_kernel.source(self.name, kernel, THREADS, before)
 
     def bind(self, parts: LinearLayer, config: Attrs, frame: Frame) -> Binding:
         m, n, _ = parts.sizes
@@ -76,6 +78,12 @@ class Linear(CudaFamily[LinearLayer]):
         kernel = vector_kernel.VectorKernel(frame.built, blocks, THREADS)
         arguments = (parts.a, parts.b, parts.bias, parts.y, m, n)
         return vector_kernel.bound([kernel], parts.step, frame, arguments, (parts.a, parts.b))
+
+
+def _dtypes(layer: LinearLayer) -> tuple[str, ...]:
+    """Of both factors, the bias and the result."""
+    operands = (layer.a, layer.b, layer.bias or layer.b, layer.y)
+    return tuple(layer.step.types[name].dtype for name in operands)
 
 
 FAMILY = Linear()

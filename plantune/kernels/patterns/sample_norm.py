@@ -27,6 +27,11 @@ class OfNorm(Parts):
     def type(self) -> TensorType:
         return self.norm.types[0]
 
+    @property
+    def width(self) -> int:
+        """Neighbours that a thread reads at once."""
+        return vector_kernel.width(self.type)
+
     def elements(self, **operands: str | None) -> dict[str, str]:
         """The element type of each operand in C++, by the words of headers; of what is not there
         any does.

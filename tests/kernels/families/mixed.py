@@ -259,7 +259,43 @@ GROUP_NORM_GRAD: Mapping[str, Emit] = {
     "odd": lambda b: norm_gradient(b, "group_norm", (2, 6, 5, 7), (2, 2), (6,), groups=2),
 }
 
+
+def linear(b: Builder, *, rows: str, stored: str) -> str:
+    """A layer of few rows, which a mean made in float32 or a product in fewer digits."""
+    x = b.x(5, 48, dtype=rows)
+    y = b.linear(b.cast(x) if rows == F32 else x, b.w(16, 48))
+    y = b("sigmoid", b("add_channel", y, b.w(16), axis=1))
+    return b.wide(y) if stored == F32 else y
+
+
+LINEAR: Mapping[str, Emit] = {
+    "of wide rows": lambda b: linear(b, rows=F32, stored=b.dtype),
+    "stored wide": lambda b: linear(b, rows=b.dtype, stored=F32),
+    "both": lambda b: linear(b, rows=F32, stored=F32),
+}
+
+
+def joined(b: Builder, *images: str) -> str:
+    tensors = [{"tensor": at} for at in range(len(images))]
+    given = canonical({"tensors": tensors, "dim": 1})
+    return b("aten.cat.default", *images, arguments=given)
+
+
+def joined_and_normed(b: Builder) -> str:
+    y = joined(b, b.wide(b.x(2, 8, 5, 3)), b.x(2, 16, 5, 3, dtype=F32), b.wide(b.x(2, 24, 5, 3)))
+    y = b("mul_channel", y, b.w(48, dtype=F32), axis=1)
+    return b.cast(b("relu", b("add_channel", y, b.w(48, dtype=F32), axis=1)))
+
+
+CONCAT: Mapping[str, Emit] = {
+    "two types, stored narrow": joined_and_normed,
+    "stored wide": lambda b: b.wide(joined(b, b.x(2, 8, 5, 3), b.x(2, 3, 5, 3))),
+    "two types, odd": lambda b: joined(b, b.x(2, 3, 5, 3, dtype=F32), b.wide(b.x(2, 5, 5, 3))),
+}
+
 MIXED: Mapping[str, Mapping[str, Emit]] = {
+    "linear": LINEAR,
+    "concat": CONCAT,
     "layer_norm": LAYER_NORM,
     "layer_norm_grad": LAYER_NORM_GRAD,
     "group_norm": GROUP_NORM,

@@ -50,8 +50,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
         return None
     seconds = sum(costly.seconds for costly in costly_tests().values())
     return (
-        f"quick: without {len(costly_tests())} tests of {seconds:.0f} CPU seconds: compilers for "
-        "every arch, processes of their own, long tables; tests/costly.txt names them"
+        f"quick: without {seconds:.0f} CPU seconds: compilers for every arch, processes of their "
+        "own, long tables; tests/costly.txt names them"
     )
 
 
@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted: dict[bool, list[pytest.Item]] = {True: [], False: []}
     for item in items:
         name = item.nodeid.partition("[")[0]
-        costly = costly_tests().get(name)
+        costly = costly_tests().get(name) or costly_tests().get(name.partition("::")[0])
         wanted[costly is None or costly.runs(seen[name])].append(item)
         seen[name] += 1
     config.hook.pytest_deselected(items=wanted[False])
@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @dataclass(frozen=True)
 class Costly:
-    """A test that a quick run leaves out, but for one of so many cases."""
+    """A test, or a file, that a quick run leaves out, but for one of so many cases."""
 
     seconds: float
     one_of: int | None = None

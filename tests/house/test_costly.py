@@ -19,6 +19,8 @@ def statements_of(file: str) -> list[ast.stmt]:
 def is_there(name: str) -> bool:
     file, *path = name.split("::")
     body = statements_of(file)
+    if not body:
+        return False
     for part in path:
         found = [
             node

@@ -103,7 +103,7 @@ def _say_how_it_runs(tuned: TunedModule, progress: bool | None) -> None:
         return
     with suppress(PlantuneError, OSError, ValueError):  # the next call says why it cannot run
         planned = tuned._calls.expected()
-        stream.write(headline_of(planned.stock.plan, runs_of(planned)) + "\n")
+        stream.write(headline_of(planned.pool.plan, runs_of(planned)) + "\n")
 
 
 def _found(

@@ -17,7 +17,7 @@ from plantune.base.warning import warn
 from plantune.devices.machine import environment_of
 from plantune.errors import ForeignFile, PlantuneError, PlantuneWarning
 from plantune.kernels.registry import estimate_us
-from plantune.runtime.captured.stock import Stock, device_of
+from plantune.runtime.captured.program_pool import ProgramPool, device_of
 from plantune.runtime.module import TunedModule
 
 SIZE_LIMIT_BYTES = 64
@@ -56,8 +56,8 @@ def _place(key: str, *, to_write: bool = False) -> Path:
 
 # A shorter search would find nothing.
 LEAST_S = 2.0
-# Searches for a plan of what a stock of this module runs, for so many seconds, and keeps it.
-Search = Callable[[TunedModule, Stock, float], None]
+# Searches for a plan of what a pool of this module runs, for so many seconds, and keeps it.
+Search = Callable[[TunedModule, ProgramPool, float], None]
 
 
 class SearchEnded(PlantuneWarning):
@@ -67,7 +67,7 @@ class SearchEnded(PlantuneWarning):
 @dataclass(frozen=True)
 class _Waiting:
     tuned: TunedModule
-    stock: Stock
+    pool: ProgramPool
     forget: Callable[[], object]
 
 
@@ -94,11 +94,11 @@ class Allowance:
         """Searches for what waits, and first for what no process has searched for yet."""
         with self._lock:
             waiting, self._waiting, self.waits = self._waiting, [], False
-            found = {_key(p): _Waiting(t, p, forget) for t, forget in waiting for p in t.stocks()}
+            found = {_key(p): _Waiting(t, p, forget) for t, forget in waiting for p in t.pools()}
             self._keys |= found.keys()
             left_s = self.seconds - sum(map(spent_s, self._keys))
             new = [key for key in found if not spent_s(key)] or list(found)
-            times = {key: _time_us(found[key].stock) for key in new}
+            times = {key: _time_us(found[key].pool) for key in new}
             for key, part in _parts(times):
                 seconds = part * left_s
                 if seconds >= LEAST_S:
@@ -109,9 +109,9 @@ class Allowance:
         with alone_with(key):
             if spent_s(key) == before:  # else another process has done it
                 try:
-                    self._search(waiting.tuned, waiting.stock, seconds)
+                    self._search(waiting.tuned, waiting.pool, seconds)
                 except PlantuneError as error:
-                    text = f"{waiting.stock.plan.problem}: the search ended early: {error}"
+                    text = f"{waiting.pool.plan.problem}: the search ended early: {error}"
                     warn(text, SearchEnded)
                 remember(key, before + seconds)
         waiting.forget()
@@ -123,13 +123,13 @@ def _parts(times: dict[str, float]) -> list[tuple[str, float]]:
     return [(key, times[key] / whole) for key in sorted(times, key=lambda key: -times[key])]
 
 
-def _key(stock: Stock) -> str:
-    device = device_of(stock.held.module, stock.held.otherwise)
-    problem, environment = stock.plan.problem.key, environment_of(device)
+def _key(pool: ProgramPool) -> str:
+    device = device_of(pool.held.module, pool.held.otherwise)
+    problem, environment = pool.plan.problem.key, environment_of(device)
     return digest([asdict(problem), environment.key])
 
 
-def _time_us(stock: Stock) -> float:
+def _time_us(pool: ProgramPool) -> float:
     """A guess at the time of a pass as it runs now."""
-    arch = stock.space.arch
-    return sum(estimate_us(each.step, each.candidate, arch) for each in stock.checked.steps)
+    arch = pool.space.arch
+    return sum(estimate_us(each.step, each.candidate, arch) for each in pool.checked.steps)

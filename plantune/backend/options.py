@@ -9,7 +9,7 @@ from typing import Any
 from plantune.backend.allowance import Allowance
 from plantune.base.given import is_number, require_kind, require_one_of, require_value
 from plantune.base.nearest import hint
-from plantune.runtime.captured.stock import Stock
+from plantune.runtime.captured.program_pool import ProgramPool
 from plantune.runtime.module import TunedModule
 
 # Torch's names. A piece always runs as its plan says.
@@ -45,17 +45,17 @@ def _seconds(options: Mapping[str, Any]) -> float:
     return float(seconds)
 
 
-def search(tuned: TunedModule, stock: Stock, seconds: float) -> None:
+def search(tuned: TunedModule, pool: ProgramPool, seconds: float) -> None:
     """As `plantune.tune` does; a run without a budget loads nothing for it."""
     from plantune.graph.tracing.tape import tape_of
     from plantune.search.session import Sought
     from plantune.tuning import reporting, search_for
 
     calls = tuned._calls
-    derives = stock.plan.problem.mode == "train"
+    derives = pool.plan.problem.mode == "train"
     tape = tape_of(tuned.reference, calls.arguments, derives=derives)
     with reporting(None) as report:
-        sought = Sought(stock.graph, stock.plan.problem, tape)
+        sought = Sought(pool.graph, pool.plan.problem, tape)
         search_for(sought, calls.device, seconds, report=report)
 
 

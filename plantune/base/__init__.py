@@ -7,6 +7,6 @@
   them whole, `blobs` keeps bytes in the cache, `build_log` keeps what compilers say.
 - What is said: `warning` warns, `given` refuses arguments, `nearest` finds a mistyped name,
   `storage_urls` hides passwords.
-- The process: `environment_variables` are read there; `scopes`, `generators` and `op_mode` are of
+- The process: `environment_variables` reads these; `scopes`, `generators` and `op_mode` are of
   torch's state.
 """

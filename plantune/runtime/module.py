@@ -23,11 +23,11 @@ from plantune.runtime.calls.framework import LastCall, Options, UnplannedCall, t
 from plantune.runtime.calls.padding import Padding
 from plantune.runtime.calls.plain_calls import MISSED
 from plantune.runtime.calls.routes import FrameworkRoute
-from plantune.runtime.captured.stock import Stock
+from plantune.runtime.captured.program_pool import ProgramPool
 from plantune.runtime.summary import Summary, runs_of, summary_of
 from plantune.runtime.watched.copies import rebind
-from plantune.runtime.watched.form import OF_ALL_MODULES
-from plantune.runtime.watched.signatures import bare, class_for, plain
+from plantune.runtime.watched.forward_signature import bare, class_for, plain
+from plantune.runtime.watched.module_signature import OF_ALL_MODULES
 from plantune.runtime.watched.stands_in import StandsIn
 
 __all__ = ["FALLBACKS", "TunedModule", "UnplannedCall"]
@@ -84,7 +84,7 @@ class TunedModule(StandsIn):
     @property
     def plan(self) -> Plan:
         """The plan of the call that this module was made for."""
-        return self.stock().plan
+        return self.pool().plan
 
     def run_from(self, plan: Plan | None) -> TunedModule:
         """Has the call that this module was made for run from that plan, if one is given."""
@@ -94,13 +94,13 @@ class TunedModule(StandsIn):
             self._calls = Calls(self.reference, *self._arguments)
         return self
 
-    def stock(self) -> Stock:
+    def pool(self) -> ProgramPool:
         """The instances for the call that this module was made for."""
-        return self._calls.expected().stock
+        return self._calls.expected().pool
 
-    def stocks(self) -> list[Stock]:
+    def pools(self) -> list[ProgramPool]:
         """The instances for each kind of call that came, in training and inference for example."""
-        return self._calls.stocks()
+        return self._calls.pools()
 
     def last_call(self) -> LastCall:
         """How the last call ran, and why."""
@@ -115,7 +115,7 @@ class TunedModule(StandsIn):
         are torch's own, with their lines. It prints as text.
         """
         planned, calls = self._calls.expected(), self._calls
-        plan, graph = planned.stock.plan, planned.stock.graph
+        plan, graph = planned.pool.plan, planned.pool.graph
         lines = lines_of(self.reference, calls.arguments, derives=plan.problem.mode == "train")
         return summary_of(plan, graph, lines, runs_of(planned))
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from plantune.graph.tracing.arguments import Arguments
-from plantune.runtime.captured.stock import Stock
+from plantune.runtime.captured.program_pool import ProgramPool
 from plantune.runtime.module import TunedModule
 from plantune.runtime.watched.mirror import Mirror
 
@@ -55,9 +55,9 @@ class SharingModule(TunedModule):
             self._follow()
         return super().__getattr__(name)
 
-    def stock(self) -> Stock:
+    def pool(self) -> ProgramPool:
         self._follow()
-        return super().stock()
+        return super().pool()
 
     def refresh(self, *, weights_only: bool = False) -> None:
         if not weights_only:

@@ -94,7 +94,7 @@ class Runs:
 def runs_of(planned: Planned) -> Runs:
     """How calls of this kind run from now on, and why."""
     call = planned.call
-    return Runs(call.how, call.reason, elsewhere=planned.stock.match == "compatible")
+    return Runs(call.how, call.reason, elsewhere=planned.pool.match == "compatible")
 
 
 def headline_of(plan: Plan, runs: Runs) -> str:

@@ -16,9 +16,9 @@ from plantune.errors import CaptureError, PlantuneWarning
 from plantune.graph.nested import mapped, tensors_in
 from plantune.runtime.captured.claims import Claim, MovingInput, claimed, moving_input
 from plantune.runtime.captured.current_gpu import on_its_gpu
+from plantune.runtime.captured.program_pool import Keeper
 from plantune.runtime.captured.recorder import Recorded, Recorder
 from plantune.runtime.captured.rehearsal import rehearsing
-from plantune.runtime.captured.stock import Keeper
 
 # As TrainStep's: inputs of the model, and what its loss gets beside them.
 Arguments = tuple[tuple[Any, ...], tuple[Any, ...]]

@@ -44,5 +44,5 @@ def _chosen(make: Make) -> tuple[TunedModule, Plan] | None:
 
 def _checked(module: TunedModule) -> TunedModule:
     """Raises here and not in its first call if the plan cannot run."""
-    module.stock()
+    module.pool()
     return module

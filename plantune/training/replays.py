@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from plantune.base.warning import warn
 from plantune.errors import CaptureError
 from plantune.graph.nested import kind_of, tensors_in
-from plantune.runtime.watched.form import Form
 from plantune.runtime.watched.live_state import HeldTensors
+from plantune.runtime.watched.module_signature import ModuleSignature
 from plantune.training.captured_step import Arguments, CapturedStep, UncapturedStep
 from plantune.training.ranks import Ranks
 from plantune.training.turns import Parts, Turns, parts_of, what_changed, what_differs
@@ -83,17 +83,17 @@ class Replays:
         self._passes, self._device, self._ranks = passes, device, ranks
         self._turns = turns or Turns()
         self._kinds: dict[Hashable, _Kind] = {}
-        self._forms = self._new_forms()
+        self._signatures = self._new_signatures()
         self._why_not: str | None = None
 
     def __call__(self, given: Arguments) -> Any:
         if self._why_not is not None or torch.cuda.is_current_stream_capturing():
             return self._passes(given)
         self._turns.call()
-        if any(form.changed() for form in self._forms):
+        if any(signature.changed() for signature in self._signatures):
             self.let_go()
-            before, self._forms = self._forms, self._new_forms()
-            told = self._passes.modules, before, self._forms
+            before, self._signatures = self._signatures, self._new_signatures()
+            told = self._passes.modules, before, self._signatures
             self._turns.lose(lambda: what_changed(*told))
         kind = self._kind(given)
         if kind is None:
@@ -128,8 +128,8 @@ class Replays:
             if kind.captured is not None:
                 kind.captured.abandon()
 
-    def _new_forms(self) -> list[Form]:
-        return [Form(module, HeldTensors(module)) for module in self._passes.modules]
+    def _new_signatures(self) -> list[ModuleSignature]:
+        return [ModuleSignature(module, HeldTensors(module)) for module in self._passes.modules]
 
     def _kind(self, given: Arguments) -> _Kind | None:
         settings = self._passes.settings()

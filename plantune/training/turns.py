@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from plantune.base.warning import warn
 from plantune.graph.nested import leaves
-from plantune.runtime.watched.form import Form
+from plantune.runtime.watched.module_signature import ModuleSignature
 from plantune.training.captured_step import Arguments, UncapturedStep
 
 # As CallerSettings.now() has them.
@@ -88,7 +88,9 @@ def what_differs(kinds: Sequence[Parts], kept: int) -> str:
     return f"{begin}. They differ in the structure of their arguments"
 
 
-def what_changed(modules: Sequence[nn.Module], before: Sequence[Form], now: Sequence[Form]) -> str:
+def what_changed(
+    modules: Sequence[nn.Module], before: Sequence[ModuleSignature], now: Sequence[ModuleSignature]
+) -> str:
     """Of modules whose captured steps are dropped at each change."""
     for module, old, new in zip(modules, before, now, strict=True):
         found = _attribute(module, old.key, new.key)

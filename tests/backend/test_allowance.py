@@ -14,7 +14,7 @@ from plantune.backend.allowance import SearchEnded
 from plantune.devices.machine import cpu_environment
 from plantune.errors import WorkerDied
 from plantune.plans.database.plan_database import PlanDatabase
-from plantune.runtime.captured.stock import Stock
+from plantune.runtime.captured.program_pool import ProgramPool
 from plantune.runtime.module import TunedModule
 
 
@@ -36,12 +36,12 @@ class Searches:
         self.seconds: list[float] = []
         self.error: Exception | None = None
 
-    def __call__(self, tuned: TunedModule, stock: Stock, seconds: float) -> None:
+    def __call__(self, tuned: TunedModule, pool: ProgramPool, seconds: float) -> None:
         self.seconds.append(seconds)
         if self.error is not None:
             raise self.error
         with PlanDatabase.open() as database:
-            database.put_plan(replace(stock.plan, origin="measured"), cpu_environment())
+            database.put_plan(replace(pool.plan, origin="measured"), cpu_environment())
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def call(budget: float, times: int, mode: str = "infer", batch: int = 64) -> Non
 def matches() -> set[str | None]:
     """How the stored plans that the last two pieces run from match this machine."""
     tuned = [t for piece in pieces()[-2:] for owner in piece._owners for t in owner.tuned.values()]
-    return {stock.match for each in tuned for stock in each.stocks()}
+    return {pool.match for each in tuned for pool in each.pools()}
 
 
 def test_nothing_is_searched_without_one(searches):

@@ -66,7 +66,7 @@ def test_its_problem_is_that_of_optimize(mode):
         compiled(module)(x)
     (piece,) = pieces()
     (other,) = piece._owners[0].tuned.values()
-    problems = [[stock.plan.problem for stock in each.stocks()] for each in (tuned, other)]
+    problems = [[pool.plan.problem for pool in each.pools()] for each in (tuned, other)]
     assert [p.graph for p in problems[0]] == [p.graph for p in problems[1]]
     assert problems[1][0].network == "Net"
     assert piece.line.startswith(inspect.getfile(Net))

@@ -143,10 +143,15 @@ def test_an_import_upwards_is_found(text: str) -> None:
 
 def test_an_import_upwards_inside_is_found() -> None:
     text = (
-        "from plantune.runtime.calls import kinds\nfrom plantune.runtime.module import TunedModule"
+        "from plantune.runtime.calls import load\nfrom plantune.runtime.module import TunedModule"
     )
     assert len(upwards_inside(text, "runtime", "program")) == 2
-    assert upwards_inside("from plantune.runtime.watched import form", "runtime", "program") == []
+    assert (
+        upwards_inside(
+            "from plantune.runtime.watched import module_signature", "runtime", "program"
+        )
+        == []
+    )
 
 
 def families_named_in(text: str) -> list[str]:

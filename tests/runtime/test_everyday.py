@@ -200,7 +200,7 @@ each = pytest.mark.parametrize(("make", "call"), CASES.values(), ids=CASES)
 def planned(module: nn.Module, call: Example, mode: str) -> TunedModule:
     """`module` run from its default plan, as a program of steps."""
     module.train(mode == "train")
-    graph = optimize(module, *call.args, mode=mode, **call.kwargs).stock().graph
+    graph = optimize(module, *call.args, mode=mode, **call.kwargs).pool().graph
     plan = default_plan(graph, load_search_space("cpu"), network="everyday")
     return optimize(module, *call.args, mode=mode, plan=plan, **call.kwargs)
 
@@ -259,8 +259,8 @@ def test_its_plan_is_proved(make, call, randomise, images):
     module, x = randomise(make()), call() if call else of_image(images)
     tuned = planned(module, x, "infer")
     arguments = Arguments.of(module, x.args, x.kwargs)
-    stock = tuned.stock()
-    recheck(stock.checked, module, arguments=arguments)
+    pool = tuned.pool()
+    recheck(pool.checked, module, arguments=arguments)
 
 
 @pytest.fixture
@@ -319,5 +319,5 @@ def test_as_a_graph_on_a_gpu(make, call, mode, randomise, images):
 def test_its_plan_can_be_shared(images):
     """Whoever imports a plan checks the names of its nodes."""
     tuned = planned(EVERYDAY["cat, GELU, GroupNorm"](), of_image(images), "train")
-    stored = StoredPlan(1, tuned.stock().plan, cpu_environment(), COMPLETE, "2026-11-22T00:00:00Z")
+    stored = StoredPlan(1, tuned.pool().plan, cpu_environment(), COMPLETE, "2026-11-22T00:00:00Z")
     check_stored_plan(stored)

@@ -268,7 +268,7 @@ CASES: dict[str, Body] = {
 
 
 def planned(module: nn.Module, x: Tensor) -> TunedModule:
-    graph = optimize(module, x, mode="train").stock().graph
+    graph = optimize(module, x, mode="train").pool().graph
     plan = default_plan(graph, load_search_space("cpu"), network="functions")
     return optimize(module, x, mode="train", plan=plan, fallback="error")
 

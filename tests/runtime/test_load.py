@@ -34,7 +34,7 @@ class TestArguments:
         model = load_model(NAME, batch=2, fallback="silent")
         assert isinstance(model, TunedModule)
         assert not model.training
-        assert model.stock().graph.inputs[0][1].shape == (2, 3, 64, 64)
+        assert model.pool().graph.inputs[0][1].shape == (2, 3, 64, 64)
         plan = model.plan
         assert (plan.problem.network, plan.problem.batch) == (NAME, 2)
         assert (plan.problem.mode, plan.problem.dtype) == ("infer", "float32")
@@ -63,7 +63,7 @@ class TestArguments:
         shared = load_model(NAME, batch=(1, 2), mode="train", fallback="silent")
         with PlanDatabase.open() as database:
             for batch, mode in ((1, "infer"), (2, "train")):
-                graph = load_model(NAME, batch=batch, mode=mode, fallback="silent").stock().graph
+                graph = load_model(NAME, batch=batch, mode=mode, fallback="silent").pool().graph
                 plan = default_plan(graph, load_search_space("cpu"), network=NAME)
                 database.put_plan(dataclasses.replace(plan, origin="measured"), cpu_environment())
                 remember_proof(plan, cpu_environment())
@@ -155,7 +155,7 @@ class TestPlans:
         model = optimize(small, images, plan=plan)
         model(images)
         assert model.plan is plan
-        with model.stock().lend() as instance:
+        with model.pool().lend() as instance:
             assert instance.program.plan is plan
 
     @pytest.mark.parametrize("given", [str, lambda path: path], ids=["str", "Path"])

@@ -87,7 +87,7 @@ class TestUnknownShapes:
         expected = model(images)
         close(model(images.contiguous(memory_format=torch.channels_last)), expected)
         made_for_it = tuned(small, images.contiguous(memory_format=torch.channels_last), plan=plan)
-        assert made_for_it.stock().graph.inputs[0][1].layout == "nhwc"
+        assert made_for_it.pool().graph.inputs[0][1].layout == "nhwc"
         for x in (images, images.contiguous(memory_format=torch.channels_last)):
             close(made_for_it(x), expected)
         assert made_for_it(images).is_contiguous()

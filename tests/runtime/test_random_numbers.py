@@ -55,7 +55,7 @@ def x(images: Tensor) -> Tensor:
 
 
 def planned(module: nn.Module, x: Tensor, mode: str) -> nn.Module:
-    graph = optimize(module, x, mode=mode).stock().graph
+    graph = optimize(module, x, mode=mode).pool().graph
     plan = default_plan(graph, SPACE, network="random")
     return optimize(module, x, mode=mode, plan=plan)
 
@@ -122,20 +122,20 @@ def test_an_output_that_is_changed_in_place_spoils_no_gradient(x):
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_a_right_plan_is_proved_and_moves_no_number(make, mode, x):
     module = make().train()
-    stock = planned(module, x, mode).stock()
+    pool = planned(module, x, mode).pool()
     before = torch.get_rng_state()
-    recheck(stock.checked, module)
+    recheck(pool.checked, module)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_a_wrong_plan_is_found_under_random_numbers(mode, x, monkeypatch):
     module = Noisy().train()
-    stock = planned(module, x, mode).stock()
+    pool = planned(module, x, mode).pool()
     monkeypatch.setitem(
         torch_ops.WRITERS,
         "relu",
         lambda node, y: lambda x: torch.clamp(x, min=0, out=y).mul_(1.001),
     )
     with pytest.raises(WrongResult, match="is off by"):
-        recheck(stock.checked, module)
+        recheck(pool.checked, module)

@@ -18,7 +18,7 @@ from plantune.layers import EpisodicGRU, EpisodicLSTM
 from plantune.models.gru_translator import Sizes, greedy, gru_translator
 from plantune.plans.database.proofs import remember_proof
 from plantune.plans.guess import FALLBACK, compose
-from plantune.runtime.calls import kinds
+from plantune.runtime.calls import call_table
 from plantune.space.search_space import load_search_space
 
 
@@ -107,7 +107,7 @@ def test_layers_are_torchs(kind: type[nn.RNNBase], options: Any, with_state: boo
 @pytest.fixture
 def as_scans(monkeypatch):
     """Layers are read as they are for a GPU whose kernels run them faster."""
-    monkeypatch.setattr(kinds, "scans_on", lambda arch: lambda layers: True)
+    monkeypatch.setattr(call_table, "scans_on", lambda arch: lambda layers: True)
 
 
 @pytest.mark.usefixtures("as_scans")

@@ -106,7 +106,7 @@ def test_eval_is_within_the_bound(name, size, plan, build, tuned, exact, within_
     reference = build(name).eval()
     x = torch.randn(2, 3, size, size)
     model = tuned(reference, x, plan=plan)
-    assert "batch_norm" not in {node.op for node in model.stock().graph.nodes}
+    assert "batch_norm" not in {node.op for node in model.pool().graph.nodes}
     with torch.no_grad():
         found = [{"y": m(v)} for m, v in ((reference, x), (exact(reference), x.double()))]
     before = {key: value.clone() for key, value in statistics(model).items()}
@@ -116,7 +116,7 @@ def test_eval_is_within_the_bound(name, size, plan, build, tuned, exact, within_
 
 def test_the_hand_picked_plan_fuses_the_residual(build, tuned, x):
     model = tuned(build("resnet18").eval(), x, plan="hand")
-    ops = {node.name: node.op for node in model.stock().graph.nodes}
+    ops = {node.name: node.op for node in model.pool().graph.nodes}
     steps = {tuple(ops[name] for name in choice.nodes) for choice in model.plan.choices}
     assert ("conv2d", "add_channel", "add", "relu") in steps
 

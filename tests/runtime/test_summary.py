@@ -36,7 +36,7 @@ class Net(nn.Module):
 @pytest.fixture
 def summary():
     module, x = Net().eval(), torch.randn(2, 3, 8, 8)
-    graph = optimize(module, x).stock().graph
+    graph = optimize(module, x).pool().graph
     plan = hand_plan(graph, load_search_space("cpu"), network="Net", without=("winograd",))
     return optimize(module, x, plan=replace(plan, evidence=EVIDENCE)).summary()
 
@@ -78,7 +78,7 @@ def test_without_a_race_it_says_how_to_have_one(monkeypatch: pytest.MonkeyPatch)
 
 def planned(module: nn.Module, x: Tensor, **fields: object) -> TunedModule:
     """Runs from a plan by hand that has other fields."""
-    graph = optimize(module, x).stock().graph
+    graph = optimize(module, x).pool().graph
     plan = hand_plan(graph, load_search_space("cpu"), network="Net", without=("winograd",))
     return optimize(module, x, plan=replace(plan, **fields))
 
@@ -97,7 +97,7 @@ def test_what_varied_too_much_is_not_said_to_be_faster_and_not_faster() -> None:
 
 def test_with_frozen_weights_it_names_the_way_that_runs_them() -> None:
     module, x = Net().eval(), torch.randn(2, 3, 8, 8)
-    graph = optimize(module, x).stock().graph
+    graph = optimize(module, x).pool().graph
     plan = hand_plan(graph, load_search_space("cpu"), network="Net", without=("winograd",))
     plan = replace(plan, evidence=EVIDENCE, frozen_route="torchscript")
     live, frozen = (optimize(module, x, plan=plan, frozen=each).summary() for each in (False, True))
@@ -110,7 +110,7 @@ def test_it_names_what_the_first_calls_chose() -> None:
     """A plan of another machine runs once it has been faster here; until then eager does."""
     planned = SimpleNamespace(
         call=LastCall("eager", "the plan is from another machine and has not been faster here"),
-        stock=SimpleNamespace(match="compatible"),
+        pool=SimpleNamespace(match="compatible"),
     )
     plan = SimpleNamespace(route="program", origin="measured", evidence=EVIDENCE)
     runs = runs_of(planned)  # type: ignore[arg-type]

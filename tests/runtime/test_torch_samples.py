@@ -42,7 +42,7 @@ def outputs(sample: Sample, module: torch.nn.Module) -> list[Tensor]:
 def why_not(sample: Sample) -> str | None:
     """None if the sample runs from its default plan, as eager does with the same seed."""
     try:
-        graph = optimize(sample.module, *sample.tensors).stock().graph
+        graph = optimize(sample.module, *sample.tensors).pool().graph
         if not graph.nodes:
             return None  # It returns its input.
         plan = default_plan(graph, load_search_space("cpu"), network=sample.name)

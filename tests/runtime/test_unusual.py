@@ -201,7 +201,7 @@ class Spectral(nn.Module):
 
 
 def planned(module: nn.Module, x: Tensor, mode: str) -> TunedModule:
-    graph = optimize(module, x, mode=mode).stock().graph
+    graph = optimize(module, x, mode=mode).pool().graph
     plan = default_plan(graph, load_search_space("cpu"), network="unusual")
     return optimize(module, x, mode=mode, plan=plan)
 

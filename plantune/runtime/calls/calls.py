@@ -27,18 +27,18 @@ from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.plan_file import PlanFile
 from plantune.plans.plan import Plan, is_for, named_as
 from plantune.plans.problem import Problem
+from plantune.runtime.calls.call_table import CallTable
 from plantune.runtime.calls.framework import Framework, Options
 from plantune.runtime.calls.inputs import PlannedCall, PlannedInputs
-from plantune.runtime.calls.kinds import Kinds
 from plantune.runtime.calls.padding import Padding
 from plantune.runtime.calls.plain_calls import UNLOOKED_CALLS, Known, PlainCalls
 from plantune.runtime.calls.planned import Planned, Trained
 from plantune.runtime.captured.autograd import run_with_gradients
 from plantune.runtime.captured.captured_program import CapturedProgram
-from plantune.runtime.captured.stock import Stock, device_of
+from plantune.runtime.captured.program_pool import ProgramPool, device_of
 from plantune.runtime.program.program import Program
-from plantune.runtime.watched.form import Form
 from plantune.runtime.watched.live_state import HeldTensors
+from plantune.runtime.watched.module_signature import ModuleSignature
 from plantune.runtime.watched.torch_internals import any_autocast, without_autocast
 
 
@@ -71,11 +71,11 @@ class Calls:
         self._inputs = PlannedInputs(reference, expected, self._device, options.name)
         self._expected = self._inputs.expected
         self._trains = options.mode == "train"
-        self._kinds = Kinds(HeldTensors(reference, device), self._inputs, options, self._device)
+        self._table = CallTable(HeldTensors(reference, device), self._inputs, options, self._device)
         self._padding = options.padding
         self.plain = PlainCalls()
-        # The key of the form that was checked last, and whether it may be padded.
-        self._pads = self._kinds.form.key, True
+        # The key of the signature that was checked last, and whether it may be padded.
+        self._pads = self._table.signature.key, True
         # What eager runs, and for how many calls that is not checked again.
         self._eager: Planned | None = None
         self._eager_call: PlannedCall | None = None
@@ -83,23 +83,23 @@ class Calls:
 
     def check(self) -> None:
         """Raises UnsupportedModule, or InvalidPlan, where the call this was made for cannot run."""
-        form = self._kinds.form
-        if self.framework.disabled or form.why_not:
+        signature = self._table.signature
+        if self.framework.disabled or signature.why_not:
             return
         if self.options.plan is not None:
-            self._check_given_plan(self.expected().stock.graph, self.options.plan)
-        elif not form.is_parametrized:
+            self._check_given_plan(self.expected().pool.graph, self.options.plan)
+        elif not signature.is_parametrized:
             # The plan is looked for in the first call; whether there can be one is known now.
             call, autocast = self._inputs.expected, state_on(self._device.type)
             call = call if autocast is None else call.under(autocast)
             # Eager runs what no plan can be for because of a Function, or of autocast.
             fine = UntracedFunction if autocast is None else UnsupportedModule
             with without_autocast(self._device.type), suppress(fine):
-                self._kinds.extracted(form, self._expected_trained(), call)
+                self._table.extracted(signature, self._expected_trained(), call)
 
     def _check_given_plan(self, graph: Graph, plan: Plan | PlanFile) -> None:
         if isinstance(plan, PlanFile):
-            problem = Problem.of(graph, self._kinds.space().arch.name, self.options.name)
+            problem = Problem.of(graph, self._table.space().arch.name, self.options.name)
             plan = plan.plan_for(problem, environment_of(self._device))
         if not is_for(plan, graph):
             raise InvalidPlan(
@@ -107,12 +107,12 @@ class Calls:
                 f"{self.options.name} with input {self.arguments.text(dtypes=True)}, "
                 f"{self.options.mode}"
             )
-        check_plan(named_as(plan, graph), graph, self._kinds.space())
+        check_plan(named_as(plan, graph), graph, self._table.space())
 
     def expected(self) -> Planned:
         """What runs the call that this was made for."""
-        kinds = self._kinds
-        kept = kinds.planned(kinds.form_now(), self._expected_trained(), self._inputs.expected)
+        table = self._table
+        kept = table.planned(table.signature_now(), self._expected_trained(), self._inputs.expected)
         if isinstance(kept, str):
             raise UnsupportedModule(kept)
         return kept
@@ -121,18 +121,18 @@ class Calls:
         """The layers of that call. Raises UnsupportedModule or UnsupportedDevice if a plan cannot
         be for it.
         """
-        form = self._kinds.form_now()
-        if form.why_not:
-            kind = UnsupportedDevice if self._kinds.why_no_plans else UnsupportedModule
-            raise kind(f"{self.options.name}: {form.why_not}")
-        return self._kinds.extracted(form, self._expected_trained(), self._inputs.expected)[0]
+        signature = self._table.signature_now()
+        if signature.why_not:
+            kind = UnsupportedDevice if self._table.why_no_plans else UnsupportedModule
+            raise kind(f"{self.options.name}: {signature.why_not}")
+        return self._table.extracted(signature, self._expected_trained(), self._inputs.expected)[0]
 
     @property
     def device(self) -> torch.device:
         return self._device
 
     def _expected_trained(self) -> Trained:
-        trained = (*self._kinds.form.trained(), *(False for _ in self.arguments.types))
+        trained = (*self._table.signature.trained(), *(False for _ in self.arguments.types))
         return trained if self._trains and any(trained) else None
 
     def stats(self) -> Stats:
@@ -147,20 +147,20 @@ class Calls:
 
     def programs(self) -> list[Program | CapturedProgram]:
         """All that there are now."""
-        return [instance.program for stock in self.stocks() for instance in stock.instances()]
+        return [instance.program for pool in self.pools() for instance in pool.instances()]
 
-    def stocks(self) -> list[Stock]:
+    def pools(self) -> list[ProgramPool]:
         """The instances for each kind of call that came."""
-        return list({id(kept.stock): kept.stock for kept in self._kinds.all_kept()}.values())
+        return list({id(kept.pool): kept.pool for kept in self._table.all_kept()}.values())
 
     def refresh(self, weights_only: bool) -> None:
         """Has the module read again: its weights, else also its attributes and its forward."""
         self.plain.forget()
         self._unlooked = 0
         if weights_only:
-            self._kinds.weights_changed()
+            self._table.weights_changed()
         else:
-            self._kinds.refresh()
+            self._table.refresh()
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Of a call that nothing records or transforms."""
@@ -172,7 +172,7 @@ class Calls:
 
     def _may_pad(self, padding: Padding) -> bool:
         """Whether samples that are added make no difference to the module as it is now."""
-        key = self._kinds.form_now().key
+        key = self._table.signature_now().key
         if key != self._pads[0]:
             try:
                 padding.check(self.reference)
@@ -194,34 +194,34 @@ class Calls:
         began_s = perf_counter()
         if self.framework.disabled:
             return self.framework.run("PLANTUNE_DISABLE is set", self._trains, *args, **kwargs)
-        kinds = self._kinds
-        form = kinds.form
-        if form.changed():
-            form = kinds.form_now()
-        reason = form.why_not
-        if reason is None and (call is None or not form.is_home or any_autocast()):
-            call, reason = self._looked_at(args, kwargs, form, call)
+        table = self._table
+        signature = table.signature
+        if signature.changed():
+            signature = table.signature_now()
+        reason = signature.why_not
+        if reason is None and (call is None or not signature.is_home or any_autocast()):
+            call, reason = self._looked_at(args, kwargs, signature, call)
             tensors = () if call is None else call.tensors(args, kwargs)
         if reason is not None or call is None:
             return self.framework.eagerly(str(reason), *args, **kwargs)
-        trained = self._trained(form, tensors) if self._trains else None
+        trained = self._trained(signature, tensors) if self._trains else None
         try:
             kept = (
-                form.kept.get((call, trained, None))
-                or form.kept.get(kinds.kind_of(call, trained))
-                or kinds.planned(form, trained, call)
+                signature.kept.get((call, trained, None))
+                or signature.kept.get(table.key_of(call, trained))
+                or table.planned(signature, trained, call)
             )
             if not isinstance(kept, Planned):
                 reason = kept
             elif kept.substitute is not None:  # which another thread may settle
                 result = self._by_substitute(kept, call, began_s, args, kwargs)
-                self._follow(kept, form, call, args, kwargs, trained)
+                self._follow(kept, signature, call, args, kwargs, trained)
                 return result
             else:
                 reason = kept.why_not_now(trained)
                 if reason is None:
-                    result = self._run(kept, form, tensors, trained)
-                    self._follow(kept, form, call, args, kwargs, trained)
+                    result = self._run(kept, signature, tensors, trained)
+                    self._follow(kept, signature, call, args, kwargs, trained)
                     return result
         except torch.OutOfMemoryError:
             reason = "the plan cannot run: out of memory"
@@ -233,7 +233,7 @@ class Calls:
     def _follow(
         self,
         kept: Planned,
-        form: Form,
+        signature: ModuleSignature,
         call: PlannedCall,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
@@ -241,8 +241,8 @@ class Calls:
     ) -> None:
         """The next such call may be a plain one."""
         is_plain = trained is None and not kwargs and call.is_plain and self._padding is None
-        if is_plain and self._kinds.keeps(form, call, kept):
-            known = Known(self.framework, self._kinds, form, call, kept, self._trains)
+        if is_plain and self._table.keeps(signature, call, kept):
+            known = Known(self.framework, self._table, signature, call, kept, self._trains)
             self.plain.follow(known, args)
 
     def _eagerly(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -265,20 +265,22 @@ class Calls:
         kept.settle()
         return result
 
-    def _trained(self, form: Form, tensors: Sequence[Tensor]) -> Trained:
+    def _trained(self, signature: ModuleSignature, tensors: Sequence[Tensor]) -> Trained:
         if not torch.is_grad_enabled():
             return None
-        trained = (*form.trained(), *[x.requires_grad for x in tensors])
+        trained = (*signature.trained(), *[x.requires_grad for x in tensors])
         return trained if any(trained) else None
 
-    def _run(self, kept: Planned, form: Form, tensors: Sequence[Tensor], trained: Trained) -> Any:
+    def _run(
+        self, kept: Planned, signature: ModuleSignature, tensors: Sequence[Tensor], trained: Trained
+    ) -> Any:
         if kept.under_autocast:  # whose casts are steps of the plan
             with without_autocast(self._device.type):
-                outputs = self._outputs(kept, form, tensors, trained)
+                outputs = self._outputs(kept, signature, tensors, trained)
         elif trained is None:
-            outputs = kept.stock.run(*tensors)
+            outputs = kept.pool.run(*tensors)
         else:
-            outputs = self._outputs(kept, form, tensors, trained)
+            outputs = self._outputs(kept, signature, tensors, trained)
         framework = self.framework
         framework.planned += 1
         if framework.last is not kept.call:
@@ -286,25 +288,25 @@ class Calls:
         return kept.outputs.of(outputs)
 
     def _outputs(
-        self, kept: Planned, form: Form, tensors: Sequence[Tensor], trained: Trained
+        self, kept: Planned, signature: ModuleSignature, tensors: Sequence[Tensor], trained: Trained
     ) -> tuple[Tensor, ...]:
         if trained is None:
-            return kept.stock.run(*tensors)
-        return run_with_gradients(kept.stock, tensors, kept.leaves(form, trained))
+            return kept.pool.run(*tensors)
+        return run_with_gradients(kept.pool, tensors, kept.leaves(signature, trained))
 
     def _looked_at(
         self,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        form: Form,
+        signature: ModuleSignature,
         call: PlannedCall | None,
     ) -> tuple[PlannedCall | None, str | None]:
         """The kind of a call that may be a new one, or why no plan can run it now."""
-        reason = self._inputs.why_not(args, kwargs, form)
+        reason = self._inputs.why_not(args, kwargs, signature)
         if reason is not None:
             return None, reason
         if call is None:
-            met = self._kinds.meet(args, kwargs)
+            met = self._table.meet(args, kwargs)
             self.plain.forget()  # what is for kinds that were forgotten for this one
             if isinstance(met, str):
                 return None, met

@@ -30,8 +30,8 @@ from plantune.plans.written_words import PREDICTED
 from plantune.runtime.calls.consistent import by_its_program, tell, transferred, why_apart
 from plantune.runtime.calls.framework import Options
 from plantune.runtime.calls.guess_race import is_slower, is_unsure
+from plantune.runtime.captured.program_pool import ProgramPool, device_of
 from plantune.runtime.captured.shipped import Shipped
-from plantune.runtime.captured.stock import Stock, device_of
 from plantune.runtime.proof.recheck import recheck
 from plantune.runtime.watched.live_state import HeldTensors
 from plantune.space.search_space import SearchSpace
@@ -95,23 +95,23 @@ class Finder:
         self._problem = Problem.of(graph, space.arch.name, options.name)
         self._shipped: Found | None = None
 
-    def stock(self) -> Stock:
+    def pool(self) -> ProgramPool:
         """Instances of the best plan there is: the given one, else one that is stored for this
         graph under whatever name, else a guessed one or the framework's kernels.
         """
         return self.planned() or self._unplanned()
 
-    def leading(self) -> Stock:
-        """`stock`, run by its own steps."""
-        stock = self.stock()
-        plan = by_its_program(stock.plan)
-        return stock if plan == stock.plan else self._stock_of(self._checked(plan))
+    def leading(self) -> ProgramPool:
+        """`pool`, run by its own steps."""
+        pool = self.pool()
+        plan = by_its_program(pool.plan)
+        return pool if plan == pool.plan else self._pool_of(self._checked(plan))
 
-    def following(self, leader: Stock) -> Stock:
+    def following(self, leader: ProgramPool) -> ProgramPool:
         """Instances of the leader's plan for this other batch, whose outputs are the same to the
         bit; says so if they are not.
         """
-        own = self.stock()
+        own = self.pool()
         checked = transferred(leader.plan, own.checked)
         made = checked if isinstance(checked, str) else self._attempt(checked.plan, checked)
         if isinstance(made, str):
@@ -122,7 +122,7 @@ class Finder:
             tell(self._options.name, why)
         return made
 
-    def planned(self) -> Stock | None:
+    def planned(self) -> ProgramPool | None:
         """Instances of the given or stored plan, None if there is none that can run here."""
         given, options = self._given(), self._options
         if given is not None:
@@ -142,7 +142,7 @@ class Finder:
             _advise(self._held.module, options.name)
         return None
 
-    def _unplanned(self) -> Stock:
+    def _unplanned(self) -> ProgramPool:
         """Of kernels that estimates choose, where these are known to be good, else of the
         framework's.
         """
@@ -150,20 +150,20 @@ class Finder:
         if guessed is None:
             return self._of_framework()
         made = SLOWER if is_known_slower(guessed, self._here) else self._attempt(guessed)
-        if isinstance(made, Stock):
+        if isinstance(made, ProgramPool):
             return self._quicker(made)
         log.info("%s: the framework's kernels run: %s", self._options.name, made)
         return self._of_framework()
 
-    def _of_framework(self) -> Stock:
+    def _of_framework(self) -> ProgramPool:
         plain = default_plan(self._graph, self._space, network=self._options.name)
         plain = replace(plain, route=UNPLANNED[self._space.arch.kind])
-        stock = self._stock_of(self._checked(plain))
+        pool = self._pool_of(self._checked(plain))
         if self._shipped is not None and self._may_try(self._shipped):
             prove = partial(self._attempt, self._shipped.plan)
             checked = partial(self._checked, self._shipped.plan)
-            stock.shipped = Shipped(checked, prove, self._tell_of_shipped)
-        return stock
+            pool.shipped = Shipped(checked, prove, self._tell_of_shipped)
+        return pool
 
     def _may_try(self, shipped: Found) -> bool:
         """Whether the first calls can race a shipped plan: they must leave nothing behind but their
@@ -184,7 +184,7 @@ class Finder:
         else:
             log.info(text)
 
-    def _quicker(self, guess: Stock) -> Stock:
+    def _quicker(self, guess: ProgramPool) -> ProgramPool:
         """The guess, or the framework's kernels if they win a race, where that is not sure."""
         capturing = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         is_raced = is_known_slower(guess.plan, self._here) is not None
@@ -212,37 +212,37 @@ class Finder:
         """A plan for this graph, with the names that its layers have here."""
         return check_plan(named_as(plan, self._graph), self._graph, self._space)
 
-    def _stock_of(self, checked: CheckedPlan) -> Stock:
-        return Stock(checked, self._held, frozen=self._options.frozen)
+    def _pool_of(self, checked: CheckedPlan) -> ProgramPool:
+        return ProgramPool(checked, self._held, frozen=self._options.frozen)
 
-    def _stored(self, found: Found) -> Stock | None:
-        """The stock of a stored plan with one instance made, None if it cannot run here."""
-        stock = self._attempt(found.plan)
-        if not isinstance(stock, Stock):
-            text = f"the stored plan {found.id} cannot run here: {stock}"
+    def _stored(self, found: Found) -> ProgramPool | None:
+        """The pool of a stored plan with one instance made, None if it cannot run here."""
+        pool = self._attempt(found.plan)
+        if not isinstance(pool, ProgramPool):
+            text = f"the stored plan {found.id} cannot run here: {pool}"
             others = "a guessed plan or the framework's kernels run"
             _without_plan(f"{text}; {others}", self._options.fallback)
             return None
-        stock.match = found.match
+        pool.match = found.match
         _tell_of_loss(found.plan, self._options.fallback)
         if found.plan.origin == PREDICTED:
             warn(_predicted(found.plan.problem), PredictedPlan)
-        return stock
+        return pool
 
-    def _attempt(self, plan: Plan, checked: CheckedPlan | None = None) -> Stock | str:
-        """The stock of a plan with one instance made, or why it cannot run here.
+    def _attempt(self, plan: Plan, checked: CheckedPlan | None = None) -> ProgramPool | str:
+        """The pool of a plan with one instance made, or why it cannot run here.
 
         Not the error itself, which would keep the memory of what it ended.
         """
         try:
-            stock = self._proved(plan, checked)
-            stock.lend().release()
+            pool = self._proved(plan, checked)
+            pool.lend().release()
         except CANNOT_RUN as error:
             return str(error)
-        return stock
+        return pool
 
-    def _proved(self, plan: Plan, checked: CheckedPlan | None = None) -> Stock:
-        """The stock of a plan that has computed the network once in this environment, wherever it
+    def _proved(self, plan: Plan, checked: CheckedPlan | None = None) -> ProgramPool:
+        """The pool of a plan that has computed the network once in this environment, wherever it
         came from, unless it was measured or proved here before. Raises as `recheck` does.
         """
         checked = checked or self._checked(plan)
@@ -253,7 +253,7 @@ class Finder:
             held = self._held
             recheck(checked, held.module, held.otherwise, self._arguments)
             remember_proof(plan, self._here)
-        return self._stock_of(checked)
+        return self._pool_of(checked)
 
 
 def _not_in_a_capture(problem: Problem) -> str:

@@ -13,7 +13,7 @@ from plantune.graph import Attrs, Graph
 from plantune.plans.checked_plan import CheckedPlan, check_plan
 from plantune.plans.plan import PROGRAM, Plan
 from plantune.plans.problem import Problem
-from plantune.runtime.captured.stock import Stock
+from plantune.runtime.captured.program_pool import ProgramPool
 from plantune.runtime.proof.draws import drawn_inputs
 from plantune.runtime.watched.torch_internals import is_capturing
 
@@ -49,7 +49,7 @@ def transferred(leader: Plan, own: CheckedPlan) -> CheckedPlan | str:
         return str(error)
 
 
-def why_apart(leader: Stock, other: Stock) -> str | None:
+def why_apart(leader: ProgramPool, other: ProgramPool) -> str | None:
     """Why both may give other outputs for the same images; None if they do not."""
     if leader.graph.updates or leader.graph.draws:
         return "it uses statistics of a batch, or random numbers"
@@ -68,7 +68,7 @@ def _products_of_the_framework(plan: Plan, graph: Graph) -> list[str]:
     return [name for name in names if ops.get(name) in PRODUCTS]
 
 
-def difference(leader: Stock, other: Stock) -> float | None:
+def difference(leader: ProgramPool, other: ProgramPool) -> float | None:
     """How far apart the outputs are that both give for the same images, as a part of the largest;
     None if the calls cannot be compared.
     """

@@ -17,7 +17,7 @@ from plantune.graph.graph import Graph
 from plantune.graph.step import phase_of
 from plantune.graph.tracing.arguments import Arguments
 from plantune.plans.plan import Plan
-from plantune.runtime.captured.stock import Stock
+from plantune.runtime.captured.program_pool import ProgramPool
 from plantune.runtime.proof.draws import drawn_inputs
 
 ROUNDS, PASSES = 7, 3
@@ -38,24 +38,24 @@ def is_unsure(graph: Graph, plan: Plan) -> bool:
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def is_slower(guess: Stock, other: Stock, call: Arguments) -> bool:
+def is_slower(guess: ProgramPool, other: ProgramPool, call: Arguments) -> bool:
     """Whether passes of the guess take clearly longer than those of the other, in turns."""
     random = torch.Generator(guess.device).manual_seed(0)
     inputs = drawn_inputs(guess.graph, call.examples, random)
-    times: dict[Stock, list[float]] = {guess: [], other: []}
+    times: dict[ProgramPool, list[float]] = {guess: [], other: []}
     for turn in range(ROUNDS + 1):
-        for stock in (guess, other) if turn % 2 else (other, guess):
-            times[stock].append(_pass_s(stock, inputs))
-    ours, theirs = (times[stock][1:] for stock in (guess, other))  # in the first both are made
+        for pool in (guess, other) if turn % 2 else (other, guess):
+            times[pool].append(_pass_s(pool, inputs))
+    ours, theirs = (times[pool][1:] for pool in (guess, other))  # in the first both are made
     return all(by(ours) > CLEARLY * by(theirs) for by in (min, median))
 
 
-def _pass_s(stock: Stock, inputs: Sequence[Tensor]) -> float:
-    _wait(stock.device)
+def _pass_s(pool: ProgramPool, inputs: Sequence[Tensor]) -> float:
+    _wait(pool.device)
     began = time.perf_counter()
     for _ in range(PASSES):
-        stock.run(*inputs)
-    _wait(stock.device)
+        pool.run(*inputs)
+    _wait(pool.device)
     return (time.perf_counter() - began) / PASSES
 
 

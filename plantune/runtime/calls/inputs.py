@@ -14,7 +14,7 @@ from plantune.graph.nested import kind_of, tensors_in
 from plantune.graph.tracing.arguments import CONSTANTS, Arguments, ordered
 from plantune.graph.tracing.autocast import Autocast
 from plantune.graph.types import TensorType
-from plantune.runtime.watched.form import Form, leading
+from plantune.runtime.watched.module_signature import ModuleSignature, leading
 from plantune.runtime.watched.torch_internals import any_autocast
 
 # Kinds of calls that are remembered: shapes, constants, arguments by place and by name. Once there
@@ -184,36 +184,42 @@ class PlannedInputs:
             wanted, got = [each.as_written() for each in every], arguments.as_written()
         return f"it was made for input {' and '.join(wanted)}, got {got}"
 
-    def is_home(self, form: Form) -> bool:
+    def is_home(self, signature: ModuleSignature) -> bool:
         """Whether the module is where, and of the dtype, that it was made for."""
-        if form.first is None:
+        if signature.first is None:
             return True
-        home = self._casts or form.first.dtype is self._dtype
-        return home and form.first.device == self._device
+        home = self._casts or signature.first.dtype is self._dtype
+        return home and signature.first.device == self._device
 
-    def why_not(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], form: Form) -> str | None:
+    def why_not(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], signature: ModuleSignature
+    ) -> str | None:
         """Why no call of its kind can run from a plan now. Raises InputMismatch."""
         tensors = tensors_in((args, kwargs))
         if not tensors and (args or kwargs):
             kinds = ", ".join(type(arg).__name__ for arg in (*args, *kwargs.values()))
             raise InputMismatch(f"{self._name}: the input must be a tensor, got {kinds}")
-        device = self._device if form.first is None else form.first.device
+        device = self._device if signature.first is None else signature.first.device
         autocast = device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type)
-        self._check_first(tensors, form, device, autocast)
-        if form.first is not None and not form.is_home:
-            return f"the module was moved to {form.first.dtype} on {device}"
+        self._check_first(tensors, signature, device, autocast)
+        if signature.first is not None and not signature.is_home:
+            return f"the module was moved to {signature.first.dtype} on {device}"
         for x in tensors:
             if x.device != device:
                 return f"an input is on {x.device}, the module on {device}"
         return None
 
     def _check_first(
-        self, tensors: Sequence[Tensor], form: Form, device: torch.device, autocast: bool
+        self,
+        tensors: Sequence[Tensor],
+        signature: ModuleSignature,
+        device: torch.device,
+        autocast: bool,
     ) -> None:
         """The first input is where the module is, and of its dtype if it was in the example."""
         if not tensors:
             return
-        x, state = tensors[0], form.first
+        x, state = tensors[0], signature.first
         follows = state is not None and self._types[0].is_float and not self._casts
         wanted = state.dtype if state is not None and follows else x.dtype
         if x.device != device or (x.dtype != wanted and not autocast):

@@ -17,14 +17,14 @@ from torch import is_grad_enabled
 from torch.autograd import forward_ad
 
 from plantune.errors import CaptureError
+from plantune.runtime.calls.call_table import CallTable
 from plantune.runtime.calls.framework import Framework, foreign_function_modes
 from plantune.runtime.calls.inputs import PlannedCall
-from plantune.runtime.calls.kinds import Kinds
 from plantune.runtime.calls.planned import Planned
 from plantune.runtime.calls.route_race import Route, RouteRace
 from plantune.runtime.calls.routes import FrameworkRoute
 from plantune.runtime.calls.shipped_race import ShippedRace
-from plantune.runtime.watched.form import Form
+from plantune.runtime.watched.module_signature import ModuleSignature
 from plantune.runtime.watched.torch_internals import (
     CALL,
     CALL_IMPL,
@@ -40,8 +40,8 @@ from plantune.runtime.watched.torch_internals import (
     tracing_state,
 )
 
-# Where eager runs a module, the module is looked at once in so many calls: in another form it may
-# have a plan.
+# Where eager runs a module, the module is looked at once in so many calls: with another signature
+# it may have a plan.
 UNLOOKED_CALLS = 64
 MISSED = object()
 # Gives what the module does for these arguments, or MISSED.
@@ -56,13 +56,13 @@ def missed(args: tuple[Any, ...]) -> Any:
 
 @dataclass(frozen=True)
 class Known:
-    """A kind of call in one form of the module, and what runs it. `trains` says that calls may
-    record gradients; `guard` knows most such calls.
+    """A kind of call for one signature of the module, and what runs it. `trains` says that calls
+    may record gradients; `guard` knows most such calls.
     """
 
     framework: Framework
-    kinds: Kinds
-    form: Form
+    table: CallTable
+    signature: ModuleSignature
     call: PlannedCall
     kept: Planned
     trains: bool
@@ -89,14 +89,14 @@ class Known:
 
     def check(self) -> Callable[[], bool]:
         """Says whether module and settings are what they were."""
-        kinds, form, is_same = self.kinds, self.form, self.form.looker()
-        settings, planned_for = kinds.settings_of(self.kept), self.kept.settings
+        table, signature, is_same = self.table, self.signature, self.signature.looker()
+        settings, planned_for = table.settings_of(self.kept), self.kept.settings
         trains = self.trains
 
         def is_known() -> bool:
             return (
-                kinds.form is form
-                and form.why_not is None
+                table.signature is signature
+                and signature.why_not is None
                 and not (trains and is_grad_enabled())
                 and (settings is None or settings() == planned_for)
                 and is_same()
@@ -110,7 +110,7 @@ def eager_call(known: Known) -> PlainCall:
     would come to that alone. Without a function inside: beside a module of 24 us each is seen.
     """
     framework, last, trains = known.framework, known.kept.call, known.trains
-    kinds, form, left = known.kinds, known.form, UNLOOKED_CALLS
+    table, signature, left = known.table, known.signature, UNLOOKED_CALLS
     is_plain, guard, count = known.likeness(), known.guard, known.call.count
     module = framework.reference
     before_all, after_all, before_back_all, back_all = HOOKS_OF_ALL
@@ -127,7 +127,7 @@ def eager_call(known: Known) -> PlainCall:
             return MISSED
         if left:
             left -= 1
-        elif kinds.form is not form or form.changed():
+        elif table.signature is not signature or signature.changed():
             return MISSED
         else:
             left = UNLOOKED_CALLS
@@ -160,7 +160,7 @@ def eager_call(known: Known) -> PlainCall:
 def route_call(known: Known, route: FrameworkRoute) -> PlainCall:
     """Runs a route of the framework's, with the weights that the module has now."""
     framework, last, run = known.framework, known.kept.call, route.made()
-    is_plain, is_known, held = known.likeness(), known.check(), known.form.tensors
+    is_plain, is_known, held = known.likeness(), known.check(), known.signature.tensors
     writes = held.writes
 
     def answer(args: tuple[Any, ...]) -> Any:
@@ -183,7 +183,7 @@ def route_call(known: Known, route: FrameworkRoute) -> PlainCall:
 def program_call(known: Known) -> PlainCall:
     """Runs the plan's own steps."""
     framework, kept = known.framework, known.kept
-    last, run, outputs = kept.call, kept.stock.run, kept.outputs
+    last, run, outputs = kept.call, kept.pool.run, kept.outputs
     is_plain, is_known = known.likeness(), known.check()
     is_deterministic, is_tensor = kept.is_deterministic, outputs.is_tensor
 
@@ -267,7 +267,7 @@ def plain_call(known: Known) -> PlainCall:
 
 
 class PlainCalls:
-    """The functions for the kinds of plain calls that came, in one form of the module."""
+    """The functions for the kinds of plain calls that came, for one signature of the module."""
 
     def __init__(self) -> None:
         self.forget()
@@ -275,13 +275,13 @@ class PlainCalls:
     def forget(self) -> None:
         # Of the kind that came last.
         self.answer: PlainCall = missed
-        self._form: Form | None = None
+        self._signature: ModuleSignature | None = None
         self._made: dict[PlannedCall, PlainCall] = {}
 
     def follow(self, known: Known, args: tuple[Any, ...]) -> None:
         """After such a call with these arguments, which was missed."""
-        if known.form is not self._form:
-            self._form, self._made = known.form, {}
+        if known.signature is not self._signature:
+            self._signature, self._made = known.signature, {}
         made = self._made.get(known.call)
         if made is None or made is self.answer:
             made = plain_call(replace(known, guard=guard_of(args)))

@@ -21,8 +21,8 @@ from plantune.runtime.calls.inputs import PlannedCall
 from plantune.runtime.calls.route_race import RouteRace
 from plantune.runtime.calls.routes import FrameworkRoute
 from plantune.runtime.calls.shipped_race import ShippedRace
-from plantune.runtime.captured.stock import MOST_PASSES, Stock
-from plantune.runtime.watched.form import Form
+from plantune.runtime.captured.program_pool import MOST_PASSES, ProgramPool
+from plantune.runtime.watched.module_signature import ModuleSignature
 from plantune.runtime.watched.torch_internals import asks_for_determinism
 
 # Of each parameter and input whether it gets a gradient; None in inference.
@@ -50,23 +50,27 @@ class Planned:
 
     def __init__(
         self,
-        stock: Stock,
+        pool: ProgramPool,
         outputs: Outputs,
         device: torch.device,
         call: PlannedCall,
         settings: TorchSettings,
     ) -> None:
-        self.stock = stock
-        stock.lay_out(call.arguments, in_rows=outputs.calls is None)
+        self.pool = pool
+        pool.lay_out(call.arguments, in_rows=outputs.calls is None)
         self._tensors_of = call.tensors
         self.under_autocast = call.arguments.autocast is not None
         self.outputs = outputs
         self.settings = settings
-        self.is_deterministic = bool(stock.plan.evidence.get("deterministic"))
+        self.is_deterministic = bool(pool.plan.evidence.get("deterministic"))
         self._on_gpu = device.type == "cuda"
         self.how = "captured" if device.type == "cuda" else "planned"
-        # Forms hold what is planned: in a cycle its memory would wait for the garbage collector.
-        self._leaves: tuple[Callable[[], Form | None], Mapping[str, Tensor]] = (lambda: None), {}
+        # Signatures hold what is planned: in a cycle its memory would wait for the garbage
+        # collector.
+        self._leaves: tuple[Callable[[], ModuleSignature | None], Mapping[str, Tensor]] = (
+            (lambda: None),
+            {},
+        )
         self.substitute = self._substitute()
         self.call = self._call(self.how if self.substitute is None else self.substitute.name)
 
@@ -96,39 +100,39 @@ class Planned:
 
     def _take(self, race: ShippedRace) -> None:
         """What such a race has found runs from now on."""
-        if race.has_won and race.stock is not None:
-            self.stock = race.stock
-            self.is_deterministic = bool(self.stock.plan.evidence.get("deterministic"))
+        if race.has_won and race.pool is not None:
+            self.pool = race.pool
+            self.is_deterministic = bool(self.pool.plan.evidence.get("deterministic"))
             self.substitute = None
         else:
             self.substitute = race.race
 
-    def leaves(self, form: Form, trained: tuple[bool, ...]) -> Mapping[str, Tensor]:
+    def leaves(self, signature: ModuleSignature, trained: tuple[bool, ...]) -> Mapping[str, Tensor]:
         """The form's parameters that get a gradient, by name. Another one must be no part of
         autograd's graph: its hooks would be called, with None.
         """
         of, found = self._leaves
-        if of() is not form:
-            named = form.parameters(trained)
-            found = {n: named[n] for n, _ in self.stock.graph.gradients if n in named}
-            self._leaves = ref(form), found
+        if of() is not signature:
+            named = signature.parameters(trained)
+            found = {n: named[n] for n, _ in self.pool.graph.gradients if n in named}
+            self._leaves = ref(signature), found
         return found
 
     def why_not_now(self, trained: Trained) -> str | None:
         """Why such a call cannot run from the plan at this moment."""
         if not self.is_deterministic and asks_for_determinism():
             return "the plan is not known to be deterministic, as is asked for"
-        if trained is not None and self.stock.busy() >= MOST_PASSES:
+        if trained is not None and self.pool.busy() >= MOST_PASSES:
             return f"{MOST_PASSES} passes wait for their backward pass already"
         return None
 
     def _call(self, how: str) -> LastCall:
-        plan = self.stock.plan
+        plan = self.pool.plan
         if how == self.how:
             return LastCall(how, f"plan {plan.digest[:12]} covers it")
         if plan.is_unsearched:
             return LastCall(how, "nothing faster is known")
-        if plan.route_for(frozen=self.stock.frozen) == how:
+        if plan.route_for(frozen=self.pool.frozen) == how:
             return LastCall(how, "the plan says that it was faster")
         return LastCall(how, "the plan is from another machine and has not been faster here so far")
 
@@ -137,43 +141,43 @@ class Planned:
 
         On a GPU a plan serves all of its arch; CPUs differ more.
         """
-        stock = self.stock
+        pool = self.pool
         if self.under_autocast:  # which a trace would keep
-            eager = stock.plan.route_for(frozen=stock.frozen) != PROGRAM
-            return FrameworkRoute(EAGER, stock.held) if eager else None
+            eager = pool.plan.route_for(frozen=pool.frozen) != PROGRAM
+            return FrameworkRoute(EAGER, pool.held) if eager else None
         name, trains = (
-            stock.plan.route_for(frozen=stock.frozen),
-            stock.graph.backward_from is not None,
+            pool.plan.route_for(frozen=pool.frozen),
+            pool.graph.backward_from is not None,
         )
-        strides = partial(_strides_of, stock, self._tensors_of)
-        race = partial(RouteRace, stock.held, frozen=stock.frozen, strides=strides)
-        if not trains and not stock.graph.updates and stock.space.arch.kind == "cpu":
-            if stock.match == "compatible" and name == PROGRAM:
+        strides = partial(_strides_of, pool, self._tensors_of)
+        race = partial(RouteRace, pool.held, frozen=pool.frozen, strides=strides)
+        if not trains and not pool.graph.updates and pool.space.arch.kind == "cpu":
+            if pool.match == "compatible" and name == PROGRAM:
                 return race(program=self._of_program)
-            if stock.plan.is_unsearched and name != PROGRAM:
-                tried = stock.shipped
+            if pool.plan.is_unsearched and name != PROGRAM:
+                tried = pool.shipped
                 return race() if tried is None else ShippedRace(race(), tried, self._running)
-        if name != PROGRAM and self._on_gpu and any(map(errs_in_channels_last, stock.graph.nodes)):
+        if name != PROGRAM and self._on_gpu and any(map(errs_in_channels_last, pool.graph.nodes)):
             name = EAGER
         if name == PROGRAM:
             return None
-        return FrameworkRoute(name, stock.held, trains=trains, strides=strides)
+        return FrameworkRoute(name, pool.held, trains=trains, strides=strides)
 
     def _of_program(self, *args: Any, **kwargs: Any) -> Any:
-        return self.outputs.of(self.stock.run(*self._tensors_of(args, kwargs)))
+        return self.outputs.of(self.pool.run(*self._tensors_of(args, kwargs)))
 
-    def _running(self, stock: Stock) -> Callable[..., Any]:
+    def _running(self, pool: ProgramPool) -> Callable[..., Any]:
         """What runs calls from other instances."""
-        stock.come_as(self.stock.result_strides)
-        return lambda *args, **kwargs: self.outputs.of(stock.run(*self._tensors_of(args, kwargs)))
+        pool.come_as(self.pool.result_strides)
+        return lambda *args, **kwargs: self.outputs.of(pool.run(*self._tensors_of(args, kwargs)))
 
 
 def _strides_of(
-    stock: Stock,
+    pool: ProgramPool,
     tensors_of: Callable[[Any, Any], Sequence[Tensor]],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Sequence[Strides] | None:
     """What eager gives the results of such a call."""
-    strides = stock.result_strides
+    strides = pool.result_strides
     return None if strides is None else strides.of(tensors_of(args, kwargs))

@@ -17,7 +17,7 @@ from plantune.graph.tracing.arguments import Arguments
 from plantune.graph.tracing.eager_strides import Strides
 from plantune.graph.tracing.trace import trace
 from plantune.plans.plan import EAGER
-from plantune.runtime.captured.stock import device_of
+from plantune.runtime.captured.program_pool import device_of
 from plantune.runtime.program.result_strides import with_strides
 from plantune.runtime.watched.copies import copied
 from plantune.runtime.watched.live_state import HeldTensors, LiveState

@@ -20,8 +20,8 @@ import torch
 from plantune.errors import PlantuneError
 from plantune.plans.plan import PROGRAM
 from plantune.runtime.calls.route_race import WORTH, RouteRace
+from plantune.runtime.captured.program_pool import ProgramPool
 from plantune.runtime.captured.shipped import Shipped
-from plantune.runtime.captured.stock import Stock
 from plantune.runtime.watched.torch_internals import asks_for_determinism
 
 log = logging.getLogger(__name__)
@@ -35,14 +35,17 @@ UNTIMED = 2
 
 class ShippedRace:
     """Runs each call by the framework's route that a race finds, until the shipped plan can race
-    it; then in the faster one. `run_from` makes of a stock what runs calls.
+    it; then in the faster one. `run_from` makes of a pool what runs calls.
     """
 
     def __init__(
-        self, race: RouteRace, shipped: Shipped, run_from: Callable[[Stock], Callable[..., Any]]
+        self,
+        race: RouteRace,
+        shipped: Shipped,
+        run_from: Callable[[ProgramPool], Callable[..., Any]],
     ) -> None:
         self.race = race
-        self.stock: Stock | None = None
+        self.pool: ProgramPool | None = None
         self.has_won = False
         self.is_over = False
         self._shipped = shipped
@@ -106,7 +109,7 @@ class ShippedRace:
         if isinstance(made, str):
             self._give_up(made)
         else:
-            self.stock, self._program = made, self._run_from(made)
+            self.pool, self._program = made, self._run_from(made)
 
     def _give_up(self, why: str) -> None:
         self.is_over = True

@@ -13,7 +13,7 @@ from plantune.graph.graph import Graph
 from plantune.graph.passes.differentiate import gradient_name
 from plantune.runtime.captured.captured_program import CapturedProgram
 from plantune.runtime.captured.own_leaves import leaves_of
-from plantune.runtime.captured.stock import Loan, Stock
+from plantune.runtime.captured.program_pool import Loan, ProgramPool
 from plantune.runtime.captured.vmaps import Vmap
 from plantune.runtime.program.program import Program
 from plantune.runtime.watched.live_state import LiveState
@@ -27,7 +27,7 @@ Gradients = dict[str, Tensor]
 
 
 class TunedPass(torch.autograd.Function):
-    """Inputs: the stock, the names of parameters, the graph's inputs, then the parameters.
+    """Inputs: the pool, the names of parameters, the graph's inputs, then the parameters.
 
     The parameters are there so that autograd sends them their gradients; the program reads them
     from the module.
@@ -35,10 +35,10 @@ class TunedPass(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, stock: Stock, names: tuple[str, ...], *inputs_and_parameters: Tensor
+        ctx: Any, pool: ProgramPool, names: tuple[str, ...], *inputs_and_parameters: Tensor
     ) -> Any:
         inputs = inputs_and_parameters[: len(inputs_and_parameters) - len(names)]
-        loan = stock.lend()
+        loan = pool.lend()
         try:
             outputs = loan.instance.forward(*[x.detach() for x in inputs])
         except BaseException:
@@ -63,7 +63,7 @@ class TunedPass(torch.autograd.Function):
             )
         ctx.saved_tensors  # noqa: B018 - raises where the graph was freed or the input changed
         loan: Loan = ctx.loan
-        loan.stock.held.look()
+        loan.pool.held.look()
         if _versions(loan) != ctx.versions:
             raise WeightsChanged(
                 "a weight that a gradient reads was changed between forward and backward, so the "
@@ -72,7 +72,7 @@ class TunedPass(torch.autograd.Function):
         program = loan.instance.program
         keeps = _keeps_graph()
         try:
-            with without_autocast(loan.stock.device.type):
+            with without_autocast(loan.pool.device.type):
                 gradients = gradients_of(program, output_gradients, again=keeps)
         except BaseException:
             loan.discard()
@@ -141,9 +141,9 @@ _apply: Any = super(torch.autograd.Function, TunedPass).apply
 
 
 def run_with_gradients(
-    stock: Stock, inputs: Sequence[Tensor], parameters: Mapping[str, Tensor]
+    pool: ProgramPool, inputs: Sequence[Tensor], parameters: Mapping[str, Tensor]
 ) -> tuple[Tensor, ...]:
     """The stock's outputs, connected to `inputs` and `parameters` in autograd."""
     leaves = leaves_of(parameters.values())
-    outputs: tuple[Tensor, ...] = _apply(stock, tuple(parameters), *map(unwrapped, inputs), *leaves)
+    outputs: tuple[Tensor, ...] = _apply(pool, tuple(parameters), *map(unwrapped, inputs), *leaves)
     return outputs

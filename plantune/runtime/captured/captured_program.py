@@ -16,15 +16,15 @@ from plantune.graph import TensorType
 from plantune.graph.layouts import in_layout
 from plantune.plans.checked_plan import CheckedPlan
 from plantune.runtime.captured.current_gpu import on_its_gpu
-from plantune.runtime.captured.ends import Ends
 from plantune.runtime.captured.handles import make_handles, this_thread
+from plantune.runtime.captured.io_binding import IoBinding
 from plantune.runtime.captured.recorder import Recorded, Recorder
 from plantune.runtime.captured.rehearsal import is_rehearsing
 from plantune.runtime.program.exchange import current_exchange
 from plantune.runtime.program.gradients import Gradients
-from plantune.runtime.program.left_out import for_capture
 from plantune.runtime.program.program import Program, current_stream
 from plantune.runtime.program.result_strides import ResultStrides
+from plantune.runtime.program.skipped_steps import for_capture
 from plantune.runtime.watched.torch_internals import is_capturing, raw_stream
 
 Results = Mapping[str, Tensor]
@@ -44,7 +44,7 @@ class CapturedProgram:
     A pass computes all that it needs from the weights' own memory, in stream order, so that nothing
     can be out of date; with `frozen` that is done once, in `refresh`. Graphs hold the weights'
     addresses: after a weight moved, passes are captured again. Inputs are read and outputs written
-    in the caller's memory if only kernels of ours touch them (see Ends); else they are copied.
+    in the caller's memory if only kernels of ours touch them (see IoBinding); else they are copied.
     It may be called on any stream, from one thread at a time.
     """
 
@@ -75,8 +75,8 @@ class CapturedProgram:
         self._gradients = Gradients(self._program, checked.space.arch, device)
         seeds = [self._program.values[name] for name, _ in graph.output_gradients]
         self._result_strides: ResultStrides | None = None
-        self._ends = Ends(self._program, inputs)
-        self._seeds = Ends(self._program, seeds, "backward")
+        self._io = IoBinding(self._program, inputs)
+        self._seeds = IoBinding(self._program, seeds, "backward")
 
     @property
     def result_strides(self) -> ResultStrides | None:
@@ -86,7 +86,7 @@ class CapturedProgram:
     def result_strides(self, strides: ResultStrides | None) -> None:
         if strides is not self._result_strides:
             self._result_strides = strides
-            self._ends.come_as(strides)
+            self._io.come_as(strides)
 
     @property
     def held_bytes(self) -> int:
@@ -119,7 +119,7 @@ class CapturedProgram:
             placed = dict(zip(names, given, strict=True))
             self._program.place(placed)
             self._gradients.follow(placed)
-            self._ends.follow(given)
+            self._io.follow(given)
         if self._frozen:
             self._enter()
             # A replayed pass waits for this stream, not for one that this might have forked.
@@ -141,18 +141,18 @@ class CapturedProgram:
         if raw_stream(self._index) != self._raw_stream:
             self._enter()
         made = self._passes.get("forward") or self._capture_forward()
-        direct = self._ends.direct(inputs, self._stream_handle)
+        direct = self._io.direct(inputs, self._stream_handle)
         if direct is not None:
             return direct
-        launch, outputs = self._ends.meet(inputs)
+        launch, outputs = self._io.bind(inputs)
         launch(self._stream_handle)
-        self._ends.leave(outputs, made.results, self._stream_handle)
+        self._io.copy_out(outputs, made.results, self._stream_handle)
         return outputs
 
     @torch.no_grad()
     def _inside_a_capture(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         with self._autotuned():
-            return self._ends.inside_a_capture(inputs, lambda: self._forward_pass(orders=True))
+            return self._io.inside_a_capture(inputs, lambda: self._forward_pass(orders=True))
 
     def _autotuned(self) -> AbstractContextManager[None]:
         """For passes that run launch by launch. In a capture cuDNN cannot try algorithms, and what
@@ -182,7 +182,7 @@ class CapturedProgram:
                 return {**found, **self._gradients.of_inputs(self._program.values)}
         make_handles(self._recorder.libraries)
         made = self._passes.get("backward") or self._capture_backward()
-        launch, _ = self._seeds.meet(output_gradients)
+        launch, _ = self._seeds.bind(output_gradients)
         with self._program.spared(again=again):
             launch(self._stream_handle)
             return self._gradients.handed_over(made.results)
@@ -227,19 +227,19 @@ class CapturedProgram:
         """In training the backward pass too: if that is not possible, the framework can still
         run both.
         """
-        self._ends.hold()
+        self._io.allocate()
         if self.graph.backward_from is None:
             made = self._captured("forward", self._forward_pass, self._forward_pass)
-            self._ends.serve(made.graph)
+            self._io.serve(made.graph)
             self._passes["forward"] = made  # with the patches of no other graph
-            self._ends.drop()
+            self._io.drop()
             return made
         try:
             made = self._captured("forward", self._forward_pass, self._both_passes)
-            self._ends.serve(made.graph)
+            self._io.serve(made.graph)
             self._passes["forward"] = made
             self._capture_backward()
-            self._ends.drop()
+            self._io.drop()
             return made
         except BaseException:
             self._passes.clear()

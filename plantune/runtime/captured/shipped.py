@@ -13,7 +13,7 @@ from plantune.kernels.build import build
 from plantune.plans.checked_plan import CheckedPlan
 
 if TYPE_CHECKING:
-    from plantune.runtime.captured.stock import Stock
+    from plantune.runtime.captured.program_pool import ProgramPool
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Shipped:
     """
 
     check: Callable[[], CheckedPlan]
-    prove: Callable[[], Stock | str]
+    prove: Callable[[], ProgramPool | str]
     tell: Callable[[str], None]
 
     def build(self) -> None:

@@ -21,7 +21,7 @@ from plantune.graph.graph import Graph
 from plantune.graph.layouts import HOST_MEMORY
 from plantune.graph.tracing.arguments import Arguments
 from plantune.plans.checked_plan import CheckedPlan
-from plantune.runtime.captured.stock import device_of
+from plantune.runtime.captured.program_pool import device_of
 from plantune.runtime.program.program import Program
 from plantune.runtime.proof.cases import SEED, Called, Case, judgeable, moving, near
 from plantune.runtime.proof.distances import (

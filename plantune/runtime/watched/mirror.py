@@ -14,9 +14,9 @@ from torch import nn
 from plantune.errors import UnsupportedModule
 from plantune.runtime.watched import epoch
 from plantune.runtime.watched.copies import copied, copied_value, shared_state
-from plantune.runtime.watched.form import HOOKS as CALLED
-from plantune.runtime.watched.form import Frozen, attributes, holds_objects
 from plantune.runtime.watched.live_state import Watched, contents_differ
+from plantune.runtime.watched.module_signature import HOOKS as CALLED
+from plantune.runtime.watched.module_signature import Frozen, attributes, holds_objects
 
 # What is nn.Module's own and torch.compile's; of it, tables that twins share, and those of hooks.
 OF_TORCH = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}

@@ -30,7 +30,7 @@ class Tiled:
         layers = [nn.Conv2d(8, 16, 3, padding=1), *([nn.ReLU()] if relu else [])]
         self.module = nn.Sequential(*layers).eval().requires_grad_(False)
         self.x = torch.randn(2, 8, size, size)
-        graph = optimize(self.module, self.x).stock().graph
+        graph = optimize(self.module, self.x).pool().graph
         plan = compose(
             graph,
             space,

@@ -23,8 +23,8 @@ from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.proofs import remember_proof
 from plantune.plans.guess import FALLBACK, Preference, compose
 from plantune.runtime.calls import choose
+from plantune.runtime.calls.call_table import CallTable
 from plantune.runtime.calls.choose import NoStoredPlan
-from plantune.runtime.calls.kinds import Kinds
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 from tests.kernels.families.test_gru_translate import (
@@ -74,7 +74,7 @@ def test_a_guess_takes_it_where_the_blocks_of_one_launch_do_not_fit(step_of):
 
 
 class Lent:
-    """A stock that makes nothing."""
+    """A pool that makes nothing."""
 
     def __init__(self, checked, held, *, frozen):
         self.checked, self.held = checked, held
@@ -97,10 +97,10 @@ def test_a_stored_plan_of_a_whole_gpu_gives_way_to_it_with_a_warning(monkeypatch
     space = load_search_space("sm90")
     spaces = [space]
     here = replace(cpu_environment(), arch="sm90")
-    monkeypatch.setattr(Kinds, "space", lambda self: spaces[0])
+    monkeypatch.setattr(CallTable, "space", lambda self: spaces[0])
     monkeypatch.setattr(choose, "environment_of", lambda device: here)
     monkeypatch.setattr(choose, "recheck", lambda *given: None)
-    monkeypatch.setattr(choose, "Stock", Lent)
+    monkeypatch.setattr(choose, "ProgramPool", Lent)
     guess = plantune.optimize(model, words, fallback="silent").plan
     with PlanDatabase.open() as database:
         database.put_plan(guess, here)
@@ -252,7 +252,7 @@ def test_a_stored_plan_whose_blocks_do_not_fit_here_is_replaced_by_it(monkeypatc
     with PlanDatabase.open() as database:
         database.put_plan(plan, environment_of(torch.device("cuda", 0)))
     few = load_search_space("sm90").with_multiprocessors(114)
-    monkeypatch.setattr(Kinds, "space", lambda self: few)
+    monkeypatch.setattr(CallTable, "space", lambda self: few)
     tuned = plantune.optimize(model, *given)
     with pytest.warns(NoStoredPlan, match="128 blocks must run at once on 114 multiprocessors"):
         tuned(*given)

@@ -147,7 +147,7 @@ def planned() -> tuple[Problem, Plan]:
         spec.build(3), Arguments((TensorType(spec.input_shape(1)),)), name=NAME, mode="infer"
     )
     preferences = [p for p in CPU_PREFERENCES if p.family in ("onednn_conv", "view", "framework")]
-    graph = tuned.stock().graph
+    graph = tuned.pool().graph
     plan = compose(graph, load_search_space("cpu"), network=NAME, preferences=preferences)
     return plan.problem, plan
 

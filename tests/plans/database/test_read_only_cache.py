@@ -95,7 +95,7 @@ def test_a_stored_plan_runs_a_module(folder, plan, net):
         tuned = optimize(net, torch.zeros(3, 6))
         x = torch.randn(3, 6)
         torch.testing.assert_close(tuned(x), net(x))
-    assert [stock.plan for stock in tuned.stocks()] == [plan]
+    assert [pool.plan for pool in tuned.pools()] == [plan]
 
 
 def test_the_database_is_open_for_reading_and_that_is_said_once(folder, plan):

@@ -219,8 +219,8 @@ def test_a_user_runs_from_the_file(
         monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(folder))
         lost = "lost_to" in kept.evidence
         with pytest.warns(LosingPlan, match="1.25 of its time") if lost else nullcontext():
-            stock = entry.called()
+            pool = entry.called()
     else:
-        stock = entry.called(plan=FILES / "cpu.db" if kind == "an export" else json_of(name))
-    assert (stock.plan.choices, stock.plan.evidence) == (kept.choices, kept.evidence)
-    assert stock.plan.origin == MEASURED
+        pool = entry.called(plan=FILES / "cpu.db" if kind == "an export" else json_of(name))
+    assert (pool.plan.choices, pool.plan.evidence) == (kept.choices, kept.evidence)
+    assert pool.plan.origin == MEASURED

@@ -31,7 +31,7 @@ from plantune.plans.plan import Plan
 from plantune.plans.problem import Problem
 from plantune.plans.step_times import StepTimes
 from plantune.plans.workload import Workload
-from plantune.runtime.captured.stock import Stock
+from plantune.runtime.captured.program_pool import ProgramPool
 from plantune.space.search_space import load_search_space
 
 CPU = Environment("cpu", "A CPU", "0" * 16, 2, "2.13.0", "0.1.0", "g++", "Linux x86_64")
@@ -73,13 +73,13 @@ class Entry:
     def images(self) -> Tensor:
         return torch.ones(self.batch, 8, 6, 6)
 
-    def called(self, **options: Any) -> Stock:
+    def called(self, **options: Any) -> ProgramPool:
         """What runs such a call on a CPU, after the first one of a user."""
         tuned = optimize(self.module(), self.images(), mode=self.mode, **options)
         cast = nullcontext() if self.autocast is None else torch.autocast("cpu", self.autocast)
         with torch.set_grad_enabled(self.mode == "train"), cast:
             tuned(self.images())
-        return tuned.stocks()[-1]  # the expected call has one already, if a plan is given
+        return tuned.pools()[-1]  # the expected call has one already, if a plan is given
 
     @cached_property
     def sought(self) -> tuple[Graph, Problem]:

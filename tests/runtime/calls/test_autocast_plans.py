@@ -183,9 +183,9 @@ def test_its_plan_is_proved_against_autocasts_own_result(module, x):
     model = optimize(module, x)
     with torch.no_grad(), autocast():
         model(x)
-    (kept,) = (p for p in model._calls._kinds.all_kept() if p.under_autocast)
-    (call,) = (kind[0] for kind, p in model._calls._kinds.form.kept.items() if p is kept)
-    recheck(kept.stock.checked, module, arguments=call.arguments)
+    (kept,) = (p for p in model._calls._table.all_kept() if p.under_autocast)
+    (call,) = (key[0] for key, p in model._calls._table.signature.kept.items() if p is kept)
+    recheck(kept.pool.checked, module, arguments=call.arguments)
 
 
 def test_autocast_for_another_kind_of_device_changes_nothing(module, x, close):

@@ -50,7 +50,7 @@ def gate():
 
 def planned(module, *args, mode="infer", **kwargs):
     """From the default plan, as a program."""
-    graph = optimize(module, *args, mode=mode, **kwargs).stock().graph
+    graph = optimize(module, *args, mode=mode, **kwargs).pool().graph
     plan = default_plan(graph, load_search_space("cpu"), network="called")
     return optimize(module, *args, mode=mode, plan=plan, **kwargs)
 

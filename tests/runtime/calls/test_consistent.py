@@ -57,7 +57,7 @@ def test_both_are_one_plan(policy, frames):
     model(frames).sum().backward()
     acted(model, frames)
     acted(model, frames[:4])
-    first, second = model.stocks()
+    first, second = model.pools()
     assert first.plan.choices == second.plan.choices
     assert first.graph.inputs[0][1].shape == (16, 3, 8, 8)
     assert model.stats().eager == 0
@@ -67,7 +67,7 @@ def test_the_backward_pass_is_that_of_the_own_plan(policy, frames):
     """A config for a large batch may be illegal for a small one; the forward pass counts alone."""
     space = load_search_space("cpu")
     large, small = (
-        optimize(policy, frames[:batch], mode="train").stock().graph for batch in (16, 4)
+        optimize(policy, frames[:batch], mode="train").pool().graph for batch in (16, 4)
     )
     leader = default_plan(large, space, network="leader")
     own = framework_plans(small, space, network="own")[1]
@@ -83,7 +83,7 @@ def test_without_it_acting_has_a_plan_of_its_own(policy, frames):
     model = optimize(policy, frames, mode="train")
     model(frames).sum().backward()
     acted(model, frames)
-    assert {stock.graph.backward_from is None for stock in model.stocks()} == {True, False}
+    assert {pool.graph.backward_from is None for pool in model.pools()} == {True, False}
 
 
 def test_statistics_of_a_batch_are_said(policy, frames):

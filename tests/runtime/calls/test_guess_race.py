@@ -69,7 +69,7 @@ def test_who_wins_runs_and_is_known_the_next_time(monkeypatch, slower: bool) -> 
         own = module()
         tuned = optimize(own, x, fallback="silent")
         torch.testing.assert_close(tuned(x), own(x))
-        assert (tuned.stock().plan.route == EAGER) == slower
+        assert (tuned.pool().plan.route == EAGER) == slower
     assert len(races) == 1
 
 
@@ -78,9 +78,9 @@ def test_who_wins_runs_and_is_known_the_next_time(monkeypatch, slower: bool) -> 
 )
 def test_a_clearly_slower_guess_loses(monkeypatch, ours, theirs, slower) -> None:
     tuned = optimize(module(), torch.randn(2, 3, 6, 6), fallback="silent")
-    guess, other = tuned.stock(), choose.Stock.__new__(choose.Stock)
+    guess, other = tuned.pool(), choose.ProgramPool.__new__(choose.ProgramPool)
     monkeypatch.setattr(
-        guess_race, "_pass_s", lambda stock, inputs: ours if stock is guess else theirs
+        guess_race, "_pass_s", lambda pool, inputs: ours if pool is guess else theirs
     )
     call = tuned._calls.arguments
     assert guess_race.is_slower(guess, other, call) == slower
@@ -88,8 +88,8 @@ def test_a_clearly_slower_guess_loses(monkeypatch, ours, theirs, slower) -> None
 
 def test_both_run_in_a_race() -> None:
     tuned = optimize(module(), torch.randn(2, 3, 6, 6), fallback="silent")
-    stock = tuned.stock()
-    assert guess_race.is_slower(stock, stock, tuned._calls.arguments) is False
+    pool = tuned.pool()
+    assert guess_race.is_slower(pool, pool, tuned._calls.arguments) is False
 
 
 @pytest.mark.gpu
@@ -99,17 +99,17 @@ def test_the_first_call_on_a_gpu_races_and_stays_right() -> None:
     own = nn.Sequential(*layers).eval().half().cuda().to(memory_format=torch.channels_last)
     images = torch.randn(8, 16, 12, 12, device="cuda", dtype=torch.float16)
     tuned = optimize(own, images, fallback="silent")
-    graph = tuned.stock().graph
+    graph = tuned.pool().graph
     with torch.no_grad():
         made, exact = tuned(images), own.double()(images.double())
     guess = default_plans.guessed_plan(
         graph,
-        load_search_space(tuned.stock().plan.problem.arch),
-        network=tuned.stock().plan.problem.network,
+        load_search_space(tuned.pool().plan.problem.arch),
+        network=tuned.pool().plan.problem.network,
     )
     assert guess is not None
     assert guess_race.is_unsure(graph, guess)
     known = is_known_slower(guess, environment_of(images.device))
     assert known is not None, "the race was not run"
-    assert (tuned.stock().plan.choices == guess.choices) == (not known)
+    assert (tuned.pool().plan.choices == guess.choices) == (not known)
     torch.testing.assert_close(made.double(), exact, rtol=2e-3, atol=1e-4)

@@ -9,7 +9,7 @@ import torch
 
 from plantune import UnplannedCall, optimize
 from plantune.errors import CaptureError, InputMismatch
-from plantune.runtime.captured.stock import Instance
+from plantune.runtime.captured.program_pool import Instance
 
 ERRORS = {
     "out of memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),

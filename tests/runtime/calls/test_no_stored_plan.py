@@ -42,7 +42,7 @@ class TestNoPlan:
     def test_what_it_advises_finds_that_very_plan(self):
         options = {"in_channels": 11, "dtype": torch.float64, "mode": "train", "device": "cpu"}
         with pytest.warns(NoStoredPlan) as caught:
-            wanted = load_model(NAME, batch=2, **options).stock().graph
+            wanted = load_model(NAME, batch=2, **options).pool().graph
         (command,) = re.findall("`plantune search (.*)`", str(caught[0].message))
         words = command.split()
         given = dict(zip(words[::2], words[1::2], strict=True))

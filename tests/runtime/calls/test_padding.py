@@ -55,7 +55,7 @@ def test_there_is_one_plan_for_each_size(padded):
     for count in (1, 2, 3, 4, 5, 6, 7, 8):
         args, named = call(count)
         padded(*args, **named)
-    sizes = [stock.graph.inputs[0][1].shape[0] for stock in padded.stocks()]
+    sizes = [pool.graph.inputs[0][1].shape[0] for pool in padded.pools()]
     assert sorted(sizes) == [4, 8]
 
 

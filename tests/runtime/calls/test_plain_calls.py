@@ -242,7 +242,7 @@ def test_the_module_is_gone_without_a_collection(x):
         gc.collect()
         gc.disable()
         try:
-            seen = weakref.ref(model._calls.expected().stock)
+            seen = weakref.ref(model._calls.expected().pool)
             del model
             assert seen() is None, route
         finally:
@@ -268,8 +268,8 @@ def functions_of(call):
 @pytest.mark.parametrize("route", ROUTES)
 def test_few_functions_are_entered(x, route, monkeypatch):
     model = tuned(route, x)
-    stock = model._calls.expected().stock
-    monkeypatch.setattr(stock, "run", lambda *inputs: (torch.zeros(3, 4),))
+    pool = model._calls.expected().pool
+    monkeypatch.setattr(pool, "run", lambda *inputs: (torch.zeros(3, 4),))
     model.refresh(weights_only=True)
     plain(model, x)
     entered = functions_of(lambda: model(x))

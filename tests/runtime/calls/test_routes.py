@@ -256,7 +256,7 @@ def test_where_torch_errs_in_channels_last_eager_runs_as_the_caller_has_it(run_b
     model = run_by(module, x, "eager-channels-last", mode="train")
     call = model._calls._expected
     names = [
-        Planned(model.stock(), Outputs(TENSOR), torch.device(kind), call, 1).substitute.name
+        Planned(model.pool(), Outputs(TENSOR), torch.device(kind), call, 1).substitute.name
         for kind in ("cpu", "cuda")
     ]
     assert names == ["eager-channels-last", EAGER]

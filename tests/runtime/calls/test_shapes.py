@@ -17,8 +17,8 @@ from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.proofs import remember_proof
 from plantune.plans.guess import default_plan
 from plantune.plans.plan import PROGRAM
+from plantune.runtime.calls.call_table import FEW_CALLS
 from plantune.runtime.calls.inputs import MOST_CALLS, OFTEN
-from plantune.runtime.calls.kinds import FEW_CALLS
 from plantune.space.search_space import load_search_space
 
 
@@ -38,7 +38,7 @@ def store(module):
     def put(*calls, mode="infer"):
         with PlanDatabase.open() as database:
             for x in calls:
-                graph = optimize(module, x, mode=mode).stock().graph
+                graph = optimize(module, x, mode=mode).pool().graph
                 plan = default_plan(graph, load_search_space("cpu"), network="stored")
                 database.put_plan(replace(plan, origin="measured"), cpu_environment())
                 remember_proof(plan, cpu_environment())

@@ -88,17 +88,17 @@ def clock(monkeypatch):
 
     clock = Clock()
     monkeypatch.setattr(route_race.time, "perf_counter", clock.perf_counter)
-    run, eager = shipped_race.Stock.run, route_race.FrameworkRoute.__call__
+    run, eager = shipped_race.ProgramPool.run, route_race.FrameworkRoute.__call__
 
-    def of_plan(stock, *inputs):
+    def of_plan(pool, *inputs):
         clock.now += clock.ours
-        return run(stock, *inputs)
+        return run(pool, *inputs)
 
     def of_eager(route, *args, **kwargs):
         clock.now += clock.theirs
         return eager(route, *args, **kwargs)
 
-    monkeypatch.setattr(shipped_race.Stock, "run", of_plan)
+    monkeypatch.setattr(shipped_race.ProgramPool, "run", of_plan)
     monkeypatch.setattr(route_race.FrameworkRoute, "__call__", of_eager)
     return clock
 
@@ -200,7 +200,7 @@ def test_a_module_that_is_called_rarely_starts_no_build(ship, plan, net, monkeyp
 def test_one_that_is_not_proved_never_runs(ship, plan, net, monkeypatch, error):
     ship(plan)
     ran = []
-    monkeypatch.setattr(shipped_race.Stock, "run", lambda *given: ran.append(given))
+    monkeypatch.setattr(shipped_race.ProgramPool, "run", lambda *given: ran.append(given))
 
     def fails(*given):
         raise error
@@ -216,10 +216,10 @@ def test_one_that_is_not_proved_never_runs(ship, plan, net, monkeypatch, error):
 def test_one_that_breaks_in_the_race_is_dropped(ship, plan, net, monkeypatch):
     ship(plan)
 
-    def breaks(stock, *inputs):
+    def breaks(pool, *inputs):
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(shipped_race.Stock, "run", breaks)
+    monkeypatch.setattr(shipped_race.ProgramPool, "run", breaks)
     tuned = optimize(net, torch.zeros(SHAPE))
     settled(tuned, net, torch.randn(SHAPE))
     assert tuned.plan.origin == "framework"
@@ -269,7 +269,7 @@ class TestWhatIsSaid:
     def shipped(self, ship):
         def put(mode="infer"):
             graph = load_model(self.NAME, batch=1, mode=mode, fallback="silent", device="cpu")
-            graph = graph.stock().graph
+            graph = graph.pool().graph
             made = hand_plan(graph, load_search_space("cpu"), network=self.NAME, without=COMPILED)
             return ship(replace(made, origin="measured"))
 

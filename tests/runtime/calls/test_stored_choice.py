@@ -37,7 +37,7 @@ NAME = "se_resnet9_fixup"
 
 @pytest.fixture(scope="module")
 def plan():
-    graph = load_model(NAME, batch=1, fallback="silent").stock().graph
+    graph = load_model(NAME, batch=1, fallback="silent").pool().graph
     return hand_plan(graph, load_search_space("cpu"), network=NAME, without=COMPILED)
 
 
@@ -226,16 +226,16 @@ class TestThreads:
         for number, wanted in ((1, other), (2, plan), (1, other)):
             torch.set_num_threads(number)
             assert model(x).isfinite().all()
-            assert (model.plan, model.stock().match) == (wanted, "exact")
+            assert (model.plan, model.pool().match) == (wanted, "exact")
 
     def test_without_one_for_the_number_it_is_not_an_exact_match(self, store, plan, close):
         torch.set_num_threads(2)
         store()
         model, x = load_model(NAME, batch=1), torch.randn(1, 3, 64, 64)
-        assert model.stock().match == "exact"
+        assert model.pool().match == "exact"
         torch.set_num_threads(1)
         close(model(x), model.reference(x))
-        assert (model.plan, model.stock().match) == (plan, "compatible")
+        assert (model.plan, model.pool().match) == (plan, "compatible")
 
 
 class Renamed(nn.Module):
@@ -299,7 +299,7 @@ class TestAnyModule:
     def test_a_given_plan_comes_first(self, store):
         store()
         module, x = SEResNet9Fixup(3).eval(), torch.randn(1, 3, 64, 64)
-        graph = optimize(module, x).stock().graph
+        graph = optimize(module, x).pool().graph
         given = default_plan(graph, load_search_space("cpu"), network="given")
         assert optimize(module, x, plan=given).plan == given
 
@@ -317,7 +317,7 @@ def test_a_plan_for_another_chip_is_refused_with_expected_and_got(store):
 def test_one_for_another_chip_is_an_error_where_that_is_asked_for(store):
     store(arch="sm90", device="NVIDIA H200")
     with pytest.raises(NoPlan, match="expected cpu, got sm90"):
-        load_model(NAME, batch=1, fallback="error").stock()
+        load_model(NAME, batch=1, fallback="error").pool()
 
 
 def test_beside_one_that_fits_it_is_not_mentioned(store, plan):
@@ -340,14 +340,14 @@ def test_beside_one_that_fits_it_is_not_mentioned(store, plan):
 def test_a_plan_that_cannot_run_any_more_is_passed_over(store, monkeypatch, error):
     """Libraries changed since, or less memory is free."""
     number = store()
-    lend = choose.Stock.lend
+    lend = choose.ProgramPool.lend
 
-    def fails(stock):
-        if not stock.plan.is_unsearched:
+    def fails(pool):
+        if not pool.plan.is_unsearched:
             raise error
-        return lend(stock)
+        return lend(pool)
 
-    monkeypatch.setattr(choose.Stock, "lend", fails)
+    monkeypatch.setattr(choose.ProgramPool, "lend", fails)
     model, said = loaded()
     assert model.plan.origin == "framework"
     ((kind, text),) = said
@@ -355,5 +355,5 @@ def test_a_plan_that_cannot_run_any_more_is_passed_over(store, monkeypatch, erro
     assert f"the stored plan {number} cannot run here" in text
     assert str(error) in text
     with pytest.raises(NoPlan, match="cannot run here") as raised:
-        load_model(NAME, batch=1, fallback="error").stock()
+        load_model(NAME, batch=1, fallback="error").pool()
     assert raised.value.__context__ is None  # which would keep the memory of what failed

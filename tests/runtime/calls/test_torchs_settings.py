@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from plantune import optimize
-from plantune.runtime.calls import kinds
+from plantune.runtime.calls import call_table
 from plantune.runtime.calls.choose import Finder
 from plantune.runtime.calls.planned import heeds_torch_settings
 
@@ -40,15 +40,15 @@ def _given_threads():
 @pytest.mark.usefixtures("_given_threads")
 def test_a_setting_that_changes_while_a_plan_is_made(module, x, monkeypatch, close):
     """Another thread's doing: what was made serves no later call."""
-    made = Finder.stock
-    stocks = []
+    made = Finder.pool
+    pools = []
 
-    def stock(finder):
-        stocks.append(made(finder))
-        torch.set_num_threads(3 if len(stocks) == 1 else 2)
-        return stocks[-1]
+    def pool(finder):
+        pools.append(made(finder))
+        torch.set_num_threads(3 if len(pools) == 1 else 2)
+        return pools[-1]
 
-    monkeypatch.setattr(Finder, "stock", stock)
+    monkeypatch.setattr(Finder, "pool", pool)
     torch.set_num_threads(2)
     model, eager = optimize(module.eval(), x), copy.deepcopy(module)
     with torch.no_grad():
@@ -57,7 +57,7 @@ def test_a_setting_that_changes_while_a_plan_is_made(module, x, monkeypatch, clo
         assert model.stats().instances == 0
         for _ in range(2):
             close(model(x), eager(x))
-    assert len(stocks) == 2
+    assert len(pools) == 2
 
 
 @pytest.mark.parametrize(("dtype", "asked"), [(torch.float16, 0), (torch.float32, 3)])
@@ -70,10 +70,10 @@ def test_precisions_are_asked_for_where_a_plan_depends_on_them(
     def torch_settings_of(device):
         return lambda: asks.append(now[0]) or (now[0],)
 
-    monkeypatch.setattr(kinds, "torch_settings_of", torch_settings_of)
+    monkeypatch.setattr(call_table, "torch_settings_of", torch_settings_of)
     on_gpu = torch.device("cuda")
     monkeypatch.setattr(
-        kinds, "heeds_torch_settings", lambda graph, _: heeds_torch_settings(graph, on_gpu)
+        call_table, "heeds_torch_settings", lambda graph, _: heeds_torch_settings(graph, on_gpu)
     )
     module = named(flat=nn.Flatten(), out=nn.Linear(12, 2)).to(dtype).eval()
     x = torch.randn(2, 3, 4, dtype=dtype)

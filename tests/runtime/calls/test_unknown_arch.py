@@ -79,4 +79,4 @@ def test_a_copy_for_another_machine_looks_at_that_one(monkeypatch):
     x = torch.randn(2, 3, 8, 8)
     made = pickle.dumps(optimize(nn.Conv2d(3, 8, 3).eval(), x, fallback="error"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    assert pickle.loads(made)._calls._kinds.why_no_plans is None
+    assert pickle.loads(made)._calls._table.why_no_plans is None

@@ -168,7 +168,7 @@ class TestEager:
         def never(*_):
             raise AssertionError("a look costs more than a small layer")
 
-        monkeypatch.setattr(calls.Form, "changed", never)
+        monkeypatch.setattr(calls.ModuleSignature, "changed", never)
         model(x)
 
     def test_changes_count(self, model, x):
@@ -190,8 +190,10 @@ class TestEager:
 
     def test_after_some_calls_somebody_looks_again(self, model, x, monkeypatch):
         looks = []
-        look = calls.Form.changed
-        monkeypatch.setattr(calls.Form, "changed", lambda form: looks.append(1) or look(form))
+        look = calls.ModuleSignature.changed
+        monkeypatch.setattr(
+            calls.ModuleSignature, "changed", lambda signature: looks.append(1) or look(signature)
+        )
         for _ in range(2 * plain_calls.UNLOOKED_CALLS + 4):
             model(x)
         assert len(looks) == 2

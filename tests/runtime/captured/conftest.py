@@ -20,7 +20,7 @@ from plantune.graph.types import TensorType
 from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import default_plan
 from plantune.runtime.captured import captured_program as captured
-from plantune.runtime.captured import current_gpu, recorder, stock
+from plantune.runtime.captured import current_gpu, program_pool, recorder
 from plantune.runtime.captured.captured_program import CapturedProgram
 from plantune.runtime.module import UnplannedCall
 from plantune.space.search_space import load_search_space
@@ -89,9 +89,9 @@ def captures(monkeypatch):
         replace_in_torch(monkeypatch, name, value)
     monkeypatch.setattr(recorder, "stream_for", lambda owner, device: Stream())
     # The index of a CPU: no other GPU is current.
-    for module in (current_gpu, stock):
+    for module in (current_gpu, program_pool):
         monkeypatch.setattr(module, "current_gpu", lambda: None)
-    for module in (captured, stock):
+    for module in (captured, program_pool):
         # Some tests replace torch's own later.
         monkeypatch.setattr(module, "is_capturing", is_capturing_now)
 
@@ -153,7 +153,7 @@ def x():
 @pytest.fixture
 def captured_modules(captures, monkeypatch):
     """Tuned modules run from captured programs."""
-    monkeypatch.setattr(stock, "program_on", captured_on)
+    monkeypatch.setattr(program_pool, "program_on", captured_on)
 
 
 def captured_on(device, checked, *, frozen=False):

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from plantune import TunedModule, UnplannedCall, optimize
 from plantune.errors import CaptureError
-from plantune.runtime.captured import stock as stock_module
-from plantune.runtime.captured.stock import MOST_PASSES, Instance, Stock
+from plantune.runtime.captured import program_pool as pool_module
+from plantune.runtime.captured.program_pool import MOST_PASSES, Instance, ProgramPool
 
 from ...fake_gpu import Stream
 from .conftest import Normed, expected
@@ -26,14 +26,14 @@ EAGERLY = "call the module once before each capture; the framework runs it"
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    init = Stock.__init__
+    init = ProgramPool.__init__
 
     def init_on_gpu(self, *args, **options):
         init(self, *args, **options)
         self._on_gpu = True
 
-    monkeypatch.setattr(Stock, "__init__", init_on_gpu)
-    monkeypatch.setattr(stock_module, "_in_captures", [])
+    monkeypatch.setattr(ProgramPool, "__init__", init_on_gpu)
+    monkeypatch.setattr(pool_module, "_in_captures", [])
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def capture(monkeypatch: pytest.MonkeyPatch):
     def capturing(number: int) -> Iterator[None]:
         with monkeypatch.context() as patch:
             patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-            patch.setattr(stock_module, "capture_of", lambda stream: (number, None))
+            patch.setattr(pool_module, "capture_of", lambda stream: (number, None))
             yield
 
     return capturing
@@ -100,7 +100,7 @@ def test_calls_on_one_stream_of_a_capture_share_an_instance(model, x, capture, u
 
 def test_another_stream_of_a_capture_needs_another_instance(model, x, capture, used):
     """Nothing orders the two."""
-    loans = [model.stock().lend() for _ in range(2)]
+    loans = [model.pool().lend() for _ in range(2)]
     for loan in loans:
         loan.instance.forward(x)
         loan.release()
@@ -153,7 +153,7 @@ def test_weights_that_move_between_two_calls_of_a_capture(module, x, capture):
     model(x)
     with capture(1):
         model(x)
-        (captured,) = stock_module._in_captures
+        (captured,) = pool_module._in_captures
         before = list(captured.program._state)
         model.reference[0].weight = nn.Parameter(torch.randn(8, 3, 3, 3))
         with pytest.warns(UnplannedCall, match=EAGERLY):
@@ -208,10 +208,10 @@ def test_captures_are_not_passes_that_wait_for_their_backward_pass(x, capture):
             model(x).sum().backward()
         with capture(number):
             model(x).sum().backward()
-    assert model.stock().busy() == 0
+    assert model.pool().busy() == 0
 
 
 @pytest.mark.usefixtures("captures")
-def test_a_stock_without_a_ready_instance_says_what_to_do(model):
+def test_a_pool_without_a_ready_instance_says_what_to_do(model):
     with pytest.raises(CaptureError, match="call the module once before each capture"):
-        model.stock()._lend_in((1, 2))
+        model.pool()._lend_in((1, 2))

@@ -11,7 +11,7 @@ from torch import nn
 from plantune import optimize
 from plantune.devices.cuda import capture
 from plantune.errors import CaptureError
-from plantune.runtime.captured.ends import Ends
+from plantune.runtime.captured.io_binding import IoBinding
 from plantune.runtime.captured.recorder import Recorder
 from plantune.runtime.module import UnplannedCall
 
@@ -112,7 +112,7 @@ def test_while_the_places_of_inputs_are_looked_for(module, x, captures, close, m
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ends, "serve", fails)
+        patch.setattr(IoBinding, "serve", fails)
         with pytest.raises(torch.OutOfMemoryError):
             program.forward(x)
     (y,) = program.forward(x)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from plantune import optimize
-from plantune.runtime.captured import current_gpu, stock
+from plantune.runtime.captured import current_gpu, program_pool
 from plantune.runtime.captured.current_gpu import on_its_gpu
 from plantune.runtime.program.program import Program
 
@@ -86,9 +86,9 @@ def test_a_call_and_all_that_it_captures_is_on_the_modules_gpu(module, x, close,
 
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", asked)
-    for one in (current_gpu, stock):
+    for one in (current_gpu, program_pool):
         monkeypatch.setattr(one, "current_gpu", lambda: current[-1])
-    given = model.stock()
+    given = model.pool()
     given._on_gpu = True
     monkeypatch.setattr(Program, "run_forward", _noting(Program.run_forward, seen, current))
     for _ in range(2):

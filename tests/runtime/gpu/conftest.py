@@ -45,10 +45,10 @@ def _tuned(
     model = optimize(module.train(mode == "train"), x, mode=mode)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PredictedPlan)
-        model.stock()
+        model.pool()
     space = load_search_space(arch_of(torch.device("cuda")))
     made = {"framework": default_plan, "hand": hand_plan}[plan]
-    picked = made(model.stock().graph, space, network=plan)
+    picked = made(model.pool().graph, space, network=plan)
     return optimize(module, x, mode=mode, plan=picked)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from plantune import UnplannedCall, optimize
-from plantune.runtime.captured.stock import Stock
+from plantune.runtime.captured.program_pool import ProgramPool
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,10 +86,10 @@ class TestCapture:
 
         @contextmanager
         def run():
-            taken = Stock._taken
+            taken = ProgramPool._taken
 
-            def broken(stock):
-                instance = taken(stock)
+            def broken(pool):
+                instance = taken(pool)
                 program = instance.program._program
                 forward = program.run_forward
 
@@ -101,7 +101,7 @@ class TestCapture:
                 return instance
 
             with monkeypatch.context() as patch:
-                patch.setattr(Stock, "_taken", broken)
+                patch.setattr(ProgramPool, "_taken", broken)
                 yield
 
         return run

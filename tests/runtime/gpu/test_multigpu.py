@@ -50,7 +50,7 @@ def test_it_runs_on_its_own_gpu(module, images, plan):
     model = optimize(module, images)
     if plan == "hand":
         space = load_search_space(arch_of(SECOND))
-        picked = hand_plan(model.stock().graph, space, network="by hand")
+        picked = hand_plan(model.pool().graph, space, network="by hand")
         model = optimize(module, images, plan=picked)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UnplannedCall)
@@ -83,7 +83,7 @@ def test_moved_to_another_gpu_it_runs_through_the_framework(module, images):
 
 def test_where_a_capture_fails_the_current_gpu_stays(module, images, monkeypatch):
     model = optimize(module, images, fallback="silent")
-    held = model.stock().lend()
+    held = model.pool().lend()
     program = held.instance.program._program
 
     def broken():

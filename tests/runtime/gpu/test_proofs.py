@@ -48,7 +48,7 @@ def test_training_under_wide_norms(
     x = torch.randn(8, 3, 16, 16, device="cuda", dtype=narrow)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PredictedPlan)
-        graph = optimize(net, x, mode="train").stock().graph
+        graph = optimize(net, x, mode="train").pool().graph
     space = load_search_space(arch_of(x.device))
     plan = default_plan(graph, space, network="wide norms")
     recheck.recheck(check_plan(plan, graph, space), net)

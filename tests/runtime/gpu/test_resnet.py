@@ -29,7 +29,7 @@ ROUNDING = {HALF: 1e-3, BRAIN: 8e-3, FULL: 1e-6}
 TF32_ROUNDING = 1e-3
 
 
-def stock(name):
+def pool(name):
     """The network that a user has: torchvision's where it is installed."""
     try:
         import torchvision
@@ -53,7 +53,7 @@ def precision(request) -> Iterator[str]:
 @pytest.fixture
 def build(randomise):
     def make(name, dtype, **options):
-        return randomise(stock(name)(num_classes=40, **options)).eval().to("cuda", dtype)
+        return randomise(pool(name)(num_classes=40, **options)).eval().to("cuda", dtype)
 
     return make
 
@@ -61,7 +61,7 @@ def build(randomise):
 def by_hand(module, x):
     """The module with the plan that one would pick without measuring."""
     space = load_search_space(arch_of(x.device))
-    graph = optimize(module, x).stock().graph
+    graph = optimize(module, x).pool().graph
     return optimize(module, x, plan=hand_plan(graph, space, network="by hand"))
 
 
@@ -160,8 +160,8 @@ class TestFusion:
 
     def test_a_convolution_takes_all_that_follows_it(self, build):
         model = by_hand(build("resnet18", HALF), images(2, 64))
-        ops = {node.name: node.op for node in model.stock().graph.nodes}
-        constants = model.stock().graph.constants
+        ops = {node.name: node.op for node in model.pool().graph.nodes}
+        constants = model.pool().graph.constants
         steps = Counter(
             tuple(ops[name] for name in choice.nodes)
             for choice in model.plan.choices
@@ -236,7 +236,7 @@ def test_batch_norms_train_as_the_frameworks(build):
     """Kernels of ours: each gradient and statistic within twice the framework's error."""
     theirs, x = build("resnet18", HALF).train(), images(32, 64)
     space = load_search_space(arch_of(x.device))
-    graph = optimize(theirs, x, mode="train").stock().graph
+    graph = optimize(theirs, x, mode="train").pool().graph
     plan = hand_plan(graph, space, network="by hand")
     families = Counter(choice.candidate.family for choice in plan.choices)
     assert families["batch_norm"] == families["batch_norm_grad"] == 20

@@ -80,7 +80,7 @@ class TestThreads:
         model = tuned(small, images, plan="hand")
         expected = model(images)
         torch.cuda.synchronize()
-        held = [model.stock().lend() for _ in range(2)]  # each thread makes one of its own
+        held = [model.pool().lend() for _ in range(2)]  # each thread makes one of its own
         found = []
 
         def call():

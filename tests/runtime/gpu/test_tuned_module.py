@@ -65,7 +65,7 @@ class TestPasses:
     def test_it_is_captured(self, small, images):
         model = optimize(small, images)
         model(images)
-        with model.stock().lend() as instance:
+        with model.pool().lend() as instance:
             assert isinstance(instance.program, CapturedProgram)
 
     def test_a_thousand_replays_with_other_inputs_and_weights(self, small, images):
@@ -194,7 +194,7 @@ class TestSameAddress:
     def test_new_contents_count(self, small, images, plan):
         model = optimize(small, images)
         if plan == "hand":
-            by_hand = hand_plan(model.stock().graph, load_search_space(here()), network="test")
+            by_hand = hand_plan(model.pool().graph, load_search_space(here()), network="test")
             model = optimize(small, images, plan=by_hand)
         for _ in range(2 * MANY):
             images.normal_()
@@ -304,7 +304,7 @@ class TestLoading:
 
     def test_a_failing_capture_leaves_a_sane_state(self, small, images, monkeypatch):
         model = optimize(small, images, fallback="silent")
-        replaced = model.stock().lend()
+        replaced = model.pool().lend()
         program = replaced.instance.program._program
         run = program.run_forward
 

@@ -11,8 +11,8 @@ from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import default_plan
-from plantune.runtime.program.left_out import without_counters
 from plantune.runtime.program.program import Program
+from plantune.runtime.program.skipped_steps import without_counters
 from plantune.space.search_space import load_search_space
 
 CPU = load_search_space("cpu")

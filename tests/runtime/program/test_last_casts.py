@@ -13,7 +13,7 @@ from plantune.graph.tracing.arguments import Arguments
 from plantune.graph.tracing.extract import extract_with_outputs
 from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import default_plan
-from plantune.runtime.program.left_out import without_last_casts
+from plantune.runtime.program.skipped_steps import without_last_casts
 from plantune.space.search_space import load_search_space
 
 CPU = load_search_space("cpu")

@@ -171,7 +171,7 @@ def test_what_nothing_else_needs_is_not_copied(x: Tensor, monkeypatch: pytest.Mo
     module.forward = lambda x: F.scaled_dot_product_attention(x, x, x).transpose(2, 3)
     tuned = optimize(module, x)
     assert strides(tuned, x) == strides(module, x)
-    program = tuned.stock().lend().instance.program
+    program = tuned.pool().lend().instance.program
     assert program._owned == {*program.graph.outputs}
 
 

@@ -39,8 +39,8 @@ def fixup():
 
 
 def checked(module, x, mode="infer"):
-    stock = optimize(module.train(mode == "train"), x, mode=mode).stock()
-    recheck(stock.checked, module.train(mode == "train"))
+    pool = optimize(module.train(mode == "train"), x, mode=mode).pool()
+    recheck(pool.checked, module.train(mode == "train"))
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_gradients_are_proved_too(fixup, images, monkeypatch):
 @pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-2), ("float16", 0.0)])
 def test_a_chaotic_gradient_of_the_frameworks_excuses_no_other(dtype, allowed):
     layer = nn.Linear(4, 4).to(getattr(torch, dtype))
-    graph = optimize(layer, torch.randn(2, 4, dtype=layer.weight.dtype), mode="train").stock().graph
+    graph = optimize(layer, torch.randn(2, 4, dtype=layer.weight.dtype), mode="train").pool().graph
     found = {"the gradient of a": Pooled.of((0.0, 0.25, 1.0), 0.0), "output 0": Distance(0, 1, 0)}
     jump = recheck_module._worst_jump(graph, found)
     assert jump("the gradient of b") == allowed
@@ -232,7 +232,7 @@ def test_statistics_that_a_pass_moves_are_proved_too(images, monkeypatch, dtype)
     """In the reference's own dtype, too, the reference has buffers of its own."""
     images = images.to(dtype)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=0.1)).to(dtype)
-    stock = optimize(net.train(), images, mode="train").stock()
+    pool = optimize(net.train(), images, mode="train").pool()
     write = Program.run_forward
 
     def off(program):
@@ -240,10 +240,10 @@ def test_statistics_that_a_pass_moves_are_proved_too(images, monkeypatch, dtype)
         name = next(name for name, _ in program.graph.updates if "running_var" in name)
         program.values[name].mul_(1.01)
 
-    recheck(stock.checked, net)
+    recheck(pool.checked, net)
     monkeypatch.setattr(Program, "run_forward", off)
     with pytest.raises(WrongResult, match=r"the new value of 1\.running_var is off by"):
-        recheck(stock.checked, net)
+        recheck(pool.checked, net)
 
 
 def test_a_gradient_that_is_rounding_alone(monkeypatch):
@@ -251,8 +251,8 @@ def test_a_gradient_that_is_rounding_alone(monkeypatch):
     module = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.SiLU())
     net = nn.Sequential(*module, nn.Conv2d(16, 8, 3), nn.BatchNorm2d(8), nn.SiLU())
     x = torch.randn(16, 3, 16, 16)
-    stock = optimize(net, x, mode="train").stock()
-    recheck(check_plan(hand_plan(stock.graph, SPACE, network="hand"), stock.graph, SPACE), net)
+    pool = optimize(net, x, mode="train").pool()
+    recheck(check_plan(hand_plan(pool.graph, SPACE, network="hand"), pool.graph, SPACE), net)
     made = torch_ops.WRITERS["sum"]
 
     def write(node, y):
@@ -261,7 +261,7 @@ def test_a_gradient_that_is_rounding_alone(monkeypatch):
 
     monkeypatch.setitem(torch_ops.WRITERS, "sum", write)
     with pytest.raises(WrongResult, match=r"the gradient of \d\.bias is off"):
-        recheck(stock.checked, net)
+        recheck(pool.checked, net)
 
 
 @pytest.mark.parametrize(
@@ -356,8 +356,8 @@ class Shared(nn.Module):
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_a_submodule_with_two_names_can_be_proved(mode: str) -> None:
     module = Shared().train(mode == "train")
-    stock = optimize(module, torch.randn(3, 4), mode=mode).stock()
-    recheck(stock.checked, module)
+    pool = optimize(module, torch.randn(3, 4), mode=mode).pool()
+    recheck(pool.checked, module)
 
 
 def test_the_reference_is_in_rows_though_its_1x1_filters_are_channels_last() -> None:

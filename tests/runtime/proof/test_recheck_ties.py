@@ -36,7 +36,7 @@ class Tie(nn.Module):
 
 
 @pytest.fixture(params=[41.0, 53.0])
-def stock(request, monkeypatch):
+def pool(request, monkeypatch):
     """In this plan a gradient passes also where the ReLU's input is zero."""
 
     def write(node, dx):
@@ -44,18 +44,18 @@ def stock(request, monkeypatch):
 
     monkeypatch.setitem(torch_ops.WRITERS, "relu_grad", write)
     module = Tie(request.param).train()
-    tuned = optimize(module, torch.randn(1, 3), mode="train").stock()
+    tuned = optimize(module, torch.randn(1, 3), mode="train").pool()
     return tuned.checked, module
 
 
-def test_a_plan_is_not_blamed_for_what_a_rounding_of_its_input_changes(stock):
-    recheck(*stock)
+def test_a_plan_is_not_blamed_for_what_a_rounding_of_its_input_changes(pool):
+    recheck(*pool)
 
 
-def test_the_framework_runs_again_to_show_it(stock, monkeypatch):
+def test_the_framework_runs_again_to_show_it(pool, monkeypatch):
     monkeypatch.setattr(recheck_module, "AGAIN", 0)
     with pytest.raises(WrongResult, match="the gradient of weight is off"):
-        recheck(*stock)
+        recheck(*pool)
 
 
 def test_what_no_rounding_changes_stays_wrong(monkeypatch):
@@ -64,7 +64,7 @@ def test_what_no_rounding_changes_stays_wrong(monkeypatch):
 
     monkeypatch.setitem(torch_ops.WRITERS, "relu_grad", write)
     layer = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    tuned = optimize(layer.train(), torch.randn(8, 3), mode="train").stock()
+    tuned = optimize(layer.train(), torch.randn(8, 3), mode="train").pool()
     with pytest.raises(WrongResult, match="the gradient of"):
         recheck(tuned.checked, layer)
 
@@ -72,7 +72,7 @@ def test_what_no_rounding_changes_stays_wrong(monkeypatch):
 def test_statistics_are_those_of_one_pass_however_often_the_framework_runs(monkeypatch):
     """Each of its passes begins with the same running statistics as the plan's."""
     layer = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).train()
-    tuned = optimize(layer, torch.randn(8, 3), mode="train").stock()
+    tuned = optimize(layer, torch.randn(8, 3), mode="train").pool()
     real, seen = roundings.rounded_again, []
 
     def noted(network, graph, case, random):
@@ -100,7 +100,7 @@ def test_of_two_runs_the_frameworks_larger_error_counts():
 
 def test_weights_are_rounded_too_and_come_back():
     layer = nn.Linear(3, 64)
-    graph = optimize(layer.eval(), torch.randn(2, 3)).stock().graph
+    graph = optimize(layer.eval(), torch.randn(2, 3)).pool().graph
     network = Called(layer, Arguments(tuple(type_ for _, type_ in graph.inputs)))
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():

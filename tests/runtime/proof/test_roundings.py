@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 def graph_of(module, x, mode="train"):
-    return optimize(module, x, mode=mode).stock().graph
+    return optimize(module, x, mode=mode).pool().graph
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ class Net(nn.Module):
 
 def of(module: nn.Module, x: Tensor, **how: Any) -> TunedModule:
     """One whose plan is known, so that it runs from it."""
-    graph = optimize(module, x).stock().graph
+    graph = optimize(module, x).pool().graph
     plan = default_plan(graph, load_search_space("cpu"), network="net")
     return optimize(module, x, plan=plan, **how)
 

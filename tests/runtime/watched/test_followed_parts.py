@@ -86,11 +86,11 @@ class TestOwn:
         """Else each would have the tuned one traced again."""
         called(module, x)
         called(tuned, x)
-        form = tuned._calls._kinds.form
+        signature = tuned._calls._table.signature
         for _ in range(3):
             called(module, torch.randn(3, 4))
             called(tuned, x)
-        assert tuned._calls._kinds.form is form
+        assert tuned._calls._table.signature is signature
         assert tuned.last_call().how == "planned"
 
     def test_an_object_is_read_again_by_refresh(

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from plantune.runtime.calls.kinds import KEPT_FORMS
+from plantune.runtime.calls.call_table import KEPT_SIGNATURES
 
 from ...conftest import ROOT
 
@@ -31,8 +31,8 @@ def _same_threads():
 def assert_holds(script, run):
     assert run["wrong"] == []
     assert script.summary([run])["holds"]
-    # Of each form that is kept: two batches, in training and without.
-    assert run["instances"] <= 4 * KEPT_FORMS
+    # Of each signature that is kept: two batches, in training and without.
+    assert run["instances"] <= 4 * KEPT_SIGNATURES
 
 
 @pytest.mark.parametrize("calls", [60, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -50,7 +50,9 @@ def test_nothing_is_stale_on_a_gpu(script, dtype):
 
 
 def test_what_no_look_notices_is_found(script, monkeypatch):
-    monkeypatch.setattr("plantune.runtime.captured.stock.LiveState.changed", lambda self: False)
+    monkeypatch.setattr(
+        "plantune.runtime.captured.program_pool.LiveState.changed", lambda self: False
+    )
     run = script.followed(0, script.Settings(100))
     assert run["wrong"]
     assert not script.summary([run])["holds"]

@@ -25,7 +25,7 @@ def x():
 
 @pytest.fixture
 def actor(module, x):
-    graph = optimize(module, x).stock().graph
+    graph = optimize(module, x).pool().graph
     plan = default_plan(graph, load_search_space("cpu"), network="actor")
     return optimize(module, x, plan=plan, share=True)
 

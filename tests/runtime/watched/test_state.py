@@ -120,10 +120,10 @@ class TestAttributes:
 
     def test_one_that_the_graph_does_not_read_costs_no_new_program(self, images):
         model = optimize(Scaled(1.0).eval(), images)
-        stock = model.stock()
+        pool = model.pool()
         model.seen = 5
         model(images)
-        assert model.stock() is stock
+        assert model.pool() is pool
 
     def test_what_nothing_reports_counts_after_a_refresh(self, images, follows):
         foreign = types.SimpleNamespace(gain=1.0)
@@ -232,13 +232,13 @@ class TestModes:
 
     def test_train_and_eval_take_turns(self, normed, images, close):
         model = optimize(normed, images, mode="train")
-        stocks = set()
+        pools = set()
         for training in (True, False) * 3:
             for either in (model, normed):
                 either.train(training)
             self.same(model, normed, images, close)
-            stocks.add(model.stock())
-        assert len(stocks) == 2
+            pools.add(model.pool())
+        assert len(pools) == 2
 
     def test_the_modules_own_train_is_called(self, images, normed):
         class Frozen(nn.Sequential):

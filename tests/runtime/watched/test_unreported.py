@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from plantune import optimize
-from plantune.runtime.watched.form import MOST_WATCHED
+from plantune.runtime.watched.module_signature import MOST_WATCHED
 
 FOREIGN = types.SimpleNamespace(gain=2.0)
 

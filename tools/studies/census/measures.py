@@ -89,7 +89,7 @@ def _proved(name: str, module: nn.Module, x: Tensor, mode: str) -> Row:
 def _compared(name: str, module: nn.Module, x: Tensor, mode: str) -> Row:
     plan = None
     if not x.is_cuda:  # there eager runs what has no plan
-        graph = optimize(module, x, mode=mode).stock().graph
+        graph = optimize(module, x, mode=mode).pool().graph
         plan = default_plan(graph, load_search_space("cpu"), network=name)
     tuned = optimize(module, x, mode=mode, plan=plan, fallback="silent")
     with torch.set_grad_enabled(mode == "train"):

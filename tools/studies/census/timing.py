@@ -122,9 +122,9 @@ def ours_of(
     tuned = optimize(module, x, mode=mode, fallback="silent")
     began = time.monotonic()
     call = made_call(tuned, x, mode, device)
-    families = Counter(choice.candidate.family for choice in tuned.stock().plan.choices)
+    families = Counter(choice.candidate.family for choice in tuned.pool().plan.choices)
     seconds = round(time.monotonic() - began, 2)
-    told = {"how": tuned.last_call().how, "origin": tuned.stock().plan.written_origin}
+    told = {"how": tuned.last_call().how, "origin": tuned.pool().plan.written_origin}
     return call, {**told, "first_calls_s": seconds, "families": families}, tuned
 
 

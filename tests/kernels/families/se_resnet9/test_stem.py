@@ -339,7 +339,7 @@ class TestOnTheGpu:
             parameter.normal_(std=parameter[0].numel() ** -0.5 if parameter.dim() > 1 else 0.3)
         x = torch.randint(256, (8, 3, 64, 64), device="cuda").to(dtype)
         plan = compose(
-            optimize(module, x).stock().graph,
+            optimize(module, x).pool().graph,
             gpu_space,
             network="wrapped",
             fusions=fusions_named("image_stem", "conv_epilogue"),

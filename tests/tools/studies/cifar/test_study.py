@@ -258,10 +258,10 @@ def test_captured_steps_follow_single_ones(
     names = ["baseline", "cuda-graph", "plantune-step"]
     baseline, *others = losses_of(part, tmp_path, [*given, *names, "--epochs", "2"])
     table = part("workloads").WORKLOADS
-    stock = table["resnet50"]
+    pool = table["resnet50"]
     second = [baseline[1]]
     for draw in range(4):
-        monkeypatch.setitem(table, "resnet50", replace(stock, build=rounded(stock.build, draw)))
+        monkeypatch.setitem(table, "resnet50", replace(pool, build=rounded(pool.build, draw)))
         second += [losses_of(part, tmp_path, [*given, "baseline", "--steps", "2"])[0][1]]
     # Adam's first step moves each weight as far, however small its gradient, so that roundings
     # alone move this loss by per cents: not by more than four, which would be another network's.

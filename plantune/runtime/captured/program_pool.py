@@ -34,11 +34,11 @@ NEVER = (-1, -1)  # by the counts of HeldTensors
 class Instance:
     """A program with its view of the module's weights."""
 
-    def __init__(self, stock: Stock) -> None:
-        graph, held = stock.graph, stock.held
+    def __init__(self, pool: ProgramPool) -> None:
+        graph, held = pool.graph, pool.held
         device = device_of(held.module, held.otherwise)
-        self.program = program_on(device, stock.checked, frozen=stock.frozen)
-        self.program.result_strides = stock.result_strides
+        self.program = program_on(device, pool.checked, frozen=pool.frozen)
+        self.program.result_strides = pool.result_strides
         names = [name for name, _ in (*graph.parameters, *graph.buffers)]
         moving = {buffer for buffer, _ in graph.updates}
         self.state = LiveState(held, names)
@@ -47,10 +47,10 @@ class Instance:
         self.weights = LiveState(held, [*still, *counters_of(still)])
         self.read_backward = LiveState(held, graph.weights_of_backward)
         self.has_run = False
-        self._held, self._frozen = held, stock.frozen
+        self._held, self._frozen = held, pool.frozen
         # When the program was last given its tensors.
         self._given = NEVER
-        self._keeps_copies = self.program.keeps_copies and not stock.frozen
+        self._keeps_copies = self.program.keeps_copies and not pool.frozen
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs with the weights as they are now."""
@@ -106,10 +106,12 @@ def capture_on(device: torch.device) -> Capture:
 
 
 class Loan:
-    """An instance in use. It goes back to its stock on `release`, or when the loan is garbage."""
+    """An instance in use. It goes back to its pool on `release`, or when the loan is garbage."""
 
-    def __init__(self, stock: Stock, instance: Instance, capture: Capture | None = None) -> None:
-        self.stock = stock
+    def __init__(
+        self, pool: ProgramPool, instance: Instance, capture: Capture | None = None
+    ) -> None:
+        self.pool = pool
         self._held: Instance | None = instance
         self._capture = capture
 
@@ -122,7 +124,7 @@ class Loan:
     def release(self) -> None:
         instance, self._held = self._held, None
         if instance is not None:
-            self.stock.give_back(instance, self._capture)
+            self.pool.give_back(instance, self._capture)
 
     def discard(self) -> None:
         """After an error: what the instance holds is not known, so it is not used again."""
@@ -138,7 +140,7 @@ class Loan:
         self.release()
 
 
-class Stock:
+class ProgramPool:
     """Makes an instance if none is idle; most programs need one.
 
     What a caller's capture uses belongs to that capture, which may be replayed at any time: nobody
@@ -241,7 +243,7 @@ class Stock:
                 if keeper is None:
                     _in_captures.append(instance)
                 else:
-                    keeper.stocks.append((self, capture))
+                    keeper.pools.append((self, capture))
                 self._left_to_captures += 1
             return Loan(self, instance, capture)
 
@@ -284,7 +286,7 @@ class Keeper:
     """
 
     def __init__(self) -> None:
-        self.stocks: list[tuple[Stock, Capture]] = []
+        self.pools: list[tuple[ProgramPool, Capture]] = []
 
     def keeping(self) -> AbstractContextManager[None]:
         """Inside, what this thread's captures take is for `let_go`."""
@@ -292,9 +294,9 @@ class Keeper:
 
     def let_go(self) -> None:
         """After the graph is gone."""
-        while self.stocks:
-            stock, capture = self.stocks.pop()
-            stock.let_go(capture)
+        while self.pools:
+            pool, capture = self.pools.pop()
+            pool.let_go(capture)
 
 
 class _KeptBy(threading.local):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from plantune.graph.types import TensorType
 from plantune.runtime.captured.claims import Claim, claimed
-from plantune.runtime.captured.ends import Ends
+from plantune.runtime.captured.io_binding import IoBinding
 
 SHAPE = (2, 3, 1, 4)
 TYPE = TensorType(SHAPE, "float32", "nchw")
@@ -101,7 +101,7 @@ class Graph:
         self.executable.launch(tensors)
 
 
-class Followed(Ends):
+class Followed(IoBinding):
     """Remembers what memory it made for the last call: a fake graph needs the tensors."""
 
     is_direct = True
@@ -122,24 +122,26 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Followed, "is_direct", request.param)
 
 
-def call(ends: Any, graph: Graph, x: Tensor) -> tuple[Tensor, ...]:
-    ends.seen[:] = [x]
-    made: tuple[Tensor, ...] | None = ends.direct([x], ends.seen) if ends.is_direct else None
+def call(binding: Any, graph: Graph, x: Tensor) -> tuple[Tensor, ...]:
+    binding.seen[:] = [x]
+    made: tuple[Tensor, ...] | None = (
+        binding.direct([x], binding.seen) if binding.is_direct else None
+    )
     if made is not None:
         return made
-    launch, outputs = ends.meet([x])
+    launch, outputs = binding.bind([x])
     launch([x, *outputs])  # type: ignore[arg-type]
-    ends.leave(outputs, graph.program.values, c_void_p())
+    binding.copy_out(outputs, graph.program.values, c_void_p())
     return outputs
 
 
-def made(outputs: str = "y", touched: str = "xyz", **options: Any) -> tuple[Ends, Graph]:
+def made(outputs: str = "y", touched: str = "xyz", **options: Any) -> tuple[IoBinding, Graph]:
     refuses = options.pop("refuses", "")
     program = Program(outputs, touched, **options)
-    ends = Followed(program, [program.values["x"]])  # type: ignore[arg-type]
+    binding = Followed(program, [program.values["x"]])  # type: ignore[arg-type]
     graph = Graph(program, refuses=refuses)
-    ends.serve(graph)  # type: ignore[arg-type]
-    return ends, graph
+    binding.serve(graph)  # type: ignore[arg-type]
+    return binding, graph
 
 
 def assert_right(found: Sequence[Tensor], names: str, x: Tensor) -> None:
@@ -159,9 +161,9 @@ def permuted() -> Tensor:
 
 class TestInTheCallersMemory:
     def test_nothing_is_copied(self) -> None:
-        ends, graph = made()
+        binding, graph = made()
         x = torch.randn(SHAPE)
-        (y,) = call(ends, graph, x)
+        (y,) = call(binding, graph, x)
         assert_right([y], "y", x)
         assert graph.told == {"x": [x.data_ptr()], "y": [y.data_ptr()]}
         assert not graph.program.values["x"].any()
@@ -169,33 +171,33 @@ class TestInTheCallersMemory:
 
     def test_in_training_too_if_no_gradient_reads_it(self) -> None:
         """What one reads stays in the program's memory: a caller may change its own."""
-        ends, graph = made("yz", saved=("y",))
+        binding, graph = made("yz", saved=("y",))
         x = torch.randn(SHAPE)
-        assert_right(call(ends, graph, x), "yz", x)
+        assert_right(call(binding, graph, x), "yz", x)
         assert graph.told.keys() == {"x", "z"}
         assert_right([graph.program.values["y"]], "y", x)
 
     def test_kernels_are_told_of_another_address_only(self) -> None:
-        ends, graph = made()
+        binding, graph = made()
         x = torch.randn(SHAPE)
         for _ in range(3):
-            assert_right(call(ends, graph, x), "y", x)
+            assert_right(call(binding, graph, x), "y", x)
         assert graph.told["x"] == [x.data_ptr()]
 
     def test_inputs_in_turns(self) -> None:
-        ends, graph = made()
+        binding, graph = made()
         inputs = [torch.randn(SHAPE) for _ in range(64)]
         for x in [*inputs, *inputs]:
-            assert_right(call(ends, graph, x), "y", x)
+            assert_right(call(binding, graph, x), "y", x)
         assert graph.told["x"] == [x.data_ptr() for x in inputs] * 2
 
     def test_what_stays_in_its_place_is_not_told_again(self) -> None:
-        ends, graph = made()
+        binding, graph = made()
         inputs, room = [torch.randn(SHAPE) for _ in range(3)], torch.empty(SHAPE)
-        ends._new = [lambda: ends.seen.append(room) or room]  # type: ignore[attr-defined]
-        ends.direct = ends._direct_pass()
+        binding._new = [lambda: binding.seen.append(room) or room]  # type: ignore[attr-defined]
+        binding.direct = binding._direct_pass()
         for turn in (0, 1, 1, 2, 0):
-            assert_right(call(ends, graph, inputs[turn]), "y", inputs[turn])
+            assert_right(call(binding, graph, inputs[turn]), "y", inputs[turn])
         assert graph.told["x"] == [inputs[turn].data_ptr() for turn in (0, 1, 2, 0)]
         assert graph.told["y"] == [room.data_ptr()]
 
@@ -204,60 +206,60 @@ class TestInTheCallersMemory:
         [({}, 1), ({"outputs": "yz"}, 0), ({"refuses": "x"}, 0), ({"refuses": "y"}, 0)],
     )
     def test_one_input_and_one_output_go_directly(self, others: Any, is_direct: int) -> None:
-        ends, _ = made(**others)
+        binding, _ = made(**others)
         x = torch.randn(SHAPE)
-        ends.seen[:] = [x]  # type: ignore[attr-defined]
-        found = ends.direct([x], ends.seen)  # type: ignore[attr-defined]
+        binding.seen[:] = [x]  # type: ignore[attr-defined]
+        found = binding.direct([x], binding.seen)  # type: ignore[attr-defined]
         assert (found is not None) == is_direct
 
     def test_strides_of_one_element_mean_nothing(self) -> None:
-        ends, graph = made()
+        binding, graph = made()
         x = torch.randn(24).as_strided(SHAPE, (12, 4, 999, 1))
-        assert_right(call(ends, graph, x), "y", x)
+        assert_right(call(binding, graph, x), "y", x)
         assert graph.told["x"] == [x.data_ptr()]
 
     def test_an_output_is_the_callers_alone(self) -> None:
-        ends, graph = made()
+        binding, graph = made()
         x = torch.randn(SHAPE)
-        (first,) = call(ends, graph, x)
+        (first,) = call(binding, graph, x)
         kept = first.clone()
-        call(ends, graph, first)
+        call(binding, graph, first)
         assert torch.equal(first, kept)
 
     def test_after_a_refusal_each_kernel_is_told_again(self) -> None:
         """Nobody knows which address they have."""
-        ends, graph = made()
+        binding, graph = made()
         first, second = torch.randn(SHAPE), torch.randn(SHAPE)
-        call(ends, graph, first)
+        call(binding, graph, first)
         graph.fails = True
         with pytest.raises(RuntimeError, match="the driver refused"):
-            call(ends, graph, second)
+            call(binding, graph, second)
         graph.fails = False
         for x in (first, second):
-            assert_right(call(ends, graph, x), "y", x)
+            assert_right(call(binding, graph, x), "y", x)
         assert graph.told["x"] == [t.data_ptr() for t in (first, first, second)]
 
 
 class TestCopied:
     @pytest.mark.parametrize("awkward", [misaligned, permuted])
     def test_an_input_that_kernels_cannot_read(self, awkward: Any) -> None:
-        ends, graph = made()
+        binding, graph = made()
         for x in (torch.randn(SHAPE), awkward(), awkward(), torch.randn(SHAPE)):
-            assert_right(call(ends, graph, x), "y", x)
+            assert_right(call(binding, graph, x), "y", x)
         own = graph.program.values["x"].data_ptr()
         assert [address == own for address in graph.told["x"]] == [False, True, False]
 
     @pytest.mark.parametrize("options", [{"touched": ""}, {"refuses": "xy"}, {"refuses": "x"}])
     def test_where_kernels_cannot_be_told(self, options: dict[str, str]) -> None:
-        ends, graph = made(**options)
+        binding, graph = made(**options)
         for x in (torch.randn(SHAPE), torch.randn(SHAPE)):
-            assert_right(call(ends, graph, x), "y", x)
+            assert_right(call(binding, graph, x), "y", x)
         assert "x" not in graph.told
 
     def test_an_input_that_records_gradients(self) -> None:
-        ends, graph = made(touched="")
+        binding, graph = made(touched="")
         x = torch.randn(SHAPE, requires_grad=True)
-        (y,) = call(ends, graph, x)
+        (y,) = call(binding, graph, x)
         assert_right([y], "y", x.detach())
         assert not y.requires_grad
 
@@ -265,17 +267,17 @@ class TestCopied:
     @pytest.mark.parametrize("outputs", ["yz", "zy", "yzy", "yyz", "zz"])
     def test_outputs_come_in_order(self, outputs: str, refuses: str) -> None:
         """Some are written in place, some copied, and one that is named twice is there twice."""
-        ends, graph = made(outputs, refuses=refuses)
+        binding, graph = made(outputs, refuses=refuses)
         for x in (torch.randn(SHAPE), torch.randn(SHAPE)):
-            found = call(ends, graph, x)
+            found = call(binding, graph, x)
             assert_right(found, outputs, x)
             assert len({tensor.data_ptr() for tensor in found}) == len(outputs)
 
     def test_an_output_that_is_stored_otherwise_than_kernels_write(self) -> None:
-        ends, graph = made()
-        ends.follow([torch.empty(2, 3, 4, 4).to(memory_format=torch.channels_last)])
+        binding, graph = made()
+        binding.follow([torch.empty(2, 3, 4, 4).to(memory_format=torch.channels_last)])
         x = torch.randn(SHAPE)
-        (y,) = call(ends, graph, x)
+        (y,) = call(binding, graph, x)
         assert_right([y], "y", x)
         assert y.stride() == (12, 1, 12, 3)
         assert "y" not in graph.told
@@ -283,15 +285,15 @@ class TestCopied:
     @pytest.mark.parametrize("outputs", ["yx", "xy", "xyx"])
     def test_an_input_that_is_an_output(self, outputs: str) -> None:
         """It is copied when the steps are over, from where they read it."""
-        ends, graph = made(outputs)
+        binding, graph = made(outputs)
         for x in (torch.randn(SHAPE), misaligned()):
-            assert_right(call(ends, graph, x), outputs, x)
+            assert_right(call(binding, graph, x), outputs, x)
 
     def test_an_output_that_a_buffer_becomes(self) -> None:
         """It is copied when the steps are over, from where they write it."""
-        ends, graph = made("yz", updates=(("buffer", "y"),))
+        binding, graph = made("yz", updates=(("buffer", "y"),))
         x = torch.randn(SHAPE)
-        assert_right(call(ends, graph, x), "yz", x)
+        assert_right(call(binding, graph, x), "yz", x)
         assert torch.equal(graph.program.values["y"], x + 1)
 
 
@@ -308,20 +310,20 @@ class TestPatches:
 
     def test_a_step_that_fails_leaves_the_program_as_it_was(self) -> None:
         program = Program("y", "xy")
-        ends = Ends(program, [program.values["x"]])  # type: ignore[arg-type]
+        binding = IoBinding(program, [program.values["x"]])  # type: ignore[arg-type]
         before = dict(program.values)
         program.fails = True
         with pytest.raises(RuntimeError, match="the step failed"):
-            ends.serve(Graph(program))  # type: ignore[arg-type]
+            binding.serve(Graph(program))  # type: ignore[arg-type]
         assert all(program.values[name] is value for name, value in before.items())
 
     def test_those_of_an_earlier_graph_are_forgotten(self) -> None:
-        ends, first = made()
+        binding, first = made()
         x = torch.randn(SHAPE)
-        call(ends, first, x)
+        call(binding, first, x)
         second = Graph(first.program, refuses="x")
-        ends.serve(second)  # type: ignore[arg-type]
-        assert_right(call(ends, second, x), "y", x)
+        binding.serve(second)  # type: ignore[arg-type]
+        assert_right(call(binding, second, x), "y", x)
         assert first.told["x"] == [x.data_ptr()]
 
 
@@ -330,7 +332,7 @@ class TestInsideOfACapture:
     @pytest.mark.parametrize("outputs", ["yz", "zyz", "xy"])
     @pytest.mark.parametrize("given", [lambda: torch.randn(SHAPE), misaligned, permuted])
     def test_it_is_right(self, touched: str, outputs: str, given: Any) -> None:
-        ends, graph = made(outputs, touched)
+        binding, graph = made(outputs, touched)
         x, values = given(), graph.program.values
         before = dict(values)
 
@@ -338,13 +340,13 @@ class TestInsideOfACapture:
             for name, step in STEPS.items():
                 values[name].copy_(step(values["x"]))
 
-        assert_right(ends.inside_a_capture([x], run), outputs, x)
+        assert_right(binding.inside_a_capture([x], run), outputs, x)
         assert all(values[name] is value for name, value in before.items())
 
     def test_kernels_get_the_callers_tensors(self) -> None:
-        ends, graph = made()
+        binding, graph = made()
         x, seen = torch.randn(SHAPE), {}
-        (y,) = ends.inside_a_capture([x], lambda: seen.update(graph.program.values))
+        (y,) = binding.inside_a_capture([x], lambda: seen.update(graph.program.values))
         assert seen["x"] is x
         assert seen["y"] is y
 
@@ -355,10 +357,10 @@ class TestInsideOfACapture:
     def test_it_says_what_kernels_read_in_place(
         self, touched: str, given: Any, counts: int
     ) -> None:
-        ends, graph = made("y", touched)
+        binding, graph = made("y", touched)
         x, claims = given(), list[Claim]()
         with claimed(claims):
-            ends.inside_a_capture([x], list)
+            binding.inside_a_capture([x], list)
         assert [each.tensor is x for each in claims] == [True] * counts
         for each in claims:
             (patch,) = each.find(graph.executable)  # type: ignore[arg-type]
@@ -367,26 +369,26 @@ class TestInsideOfACapture:
             assert graph.told["x"] == [16]
 
     def test_a_pass_that_fails_leaves_the_program_as_it_was(self) -> None:
-        ends, graph = made()
+        binding, graph = made()
         before = dict(graph.program.values)
 
         def run() -> None:
             raise RuntimeError("the pass failed")
 
         with pytest.raises(RuntimeError, match="the pass failed"):
-            ends.inside_a_capture([torch.randn(SHAPE)], run)
+            binding.inside_a_capture([torch.randn(SHAPE)], run)
         assert all(graph.program.values[name] is value for name, value in before.items())
 
 
 def test_a_backward_pass_reads_gradients_of_outputs_where_they_are() -> None:
     program = Program("", "xyz")
-    seeds = Ends(program, [program.values["x"]], "backward")  # type: ignore[arg-type]
+    seeds = IoBinding(program, [program.values["x"]], "backward")  # type: ignore[arg-type]
     graph = Graph(program)
     seeds.serve(graph)  # type: ignore[arg-type]
     assert program.phase == "backward"
     dy, other = torch.randn(SHAPE), misaligned()
     for tensor in (dy, other):
-        launch, outputs = seeds.meet([tensor])
+        launch, outputs = seeds.bind([tensor])
         launch([dy, other])  # type: ignore[arg-type]
         assert outputs == ()
         assert torch.equal(program.values["y"], tensor + 1)

@@ -1,4 +1,4 @@
-"""Where a pass meets its caller: inputs and outputs, in the caller's memory if possible."""
+"""Binds a pass to the inputs and outputs of a call: in the caller's memory if possible."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ LaunchGraph = Callable[[c_void_p], None]
 Direct = Callable[[Sequence[Tensor], c_void_p], tuple[Tensor, ...] | None]
 
 
-class End:
+class BoundTensor:
     """An input or output. `own` is where the captured kernels look for it.
 
-    If it `moves`, the few kernels that touch it can be told of another address before the graph is
+    If it `moves`, the few kernels that touch it can be given another address before the graph is
     launched; else it is copied. `own` has no memory while it is dropped.
     """
 
@@ -40,7 +40,7 @@ class End:
         self.strides = own.stride()
         self._wide = [axis for axis, size in enumerate(own.shape) if size > 1]
 
-    def lies_as(self, tensor: Tensor) -> bool:
+    def has_layout(self, tensor: Tensor) -> bool:
         """Whether the tensor's elements are stored as the kernels expect."""
         strides = tensor.stride()
         if strides == self.strides:
@@ -50,7 +50,7 @@ class End:
 
     def fits(self, tensor: Tensor) -> bool:
         """Whether the kernels can work on the tensor itself."""
-        return self.lies_as(tensor) and not tensor.data_ptr() % ALIGNMENT_BYTES
+        return self.has_layout(tensor) and not tensor.data_ptr() % ALIGNMENT_BYTES
 
     def drop(self) -> None:
         """Frees the memory of `own`, which is its alone, until something must be copied there."""
@@ -59,25 +59,25 @@ class End:
     def is_dropped(self) -> bool:
         return self._memory.nbytes() < self._size_bytes
 
-    def hold(self) -> None:
+    def allocate(self) -> None:
         """Has memory for what is copied, and for the kernels of a new capture."""
         if self.is_dropped():
             self._memory.resize_(self._size_bytes)
 
-    def place_of(self, tensor: Tensor) -> int:
-        """Where kernels find these elements."""
+    def address_of(self, tensor: Tensor) -> int:
+        """Where kernels find these elements: the tensor's own, or a copy in `own`."""
         # Without a call for most.
-        if self.moves and (tensor.stride() == self.strides or self.lies_as(tensor)):
-            place = tensor.data_ptr()
-            if not place % ALIGNMENT_BYTES:
-                return place
-        self.hold()
+        if self.moves and (tensor.stride() == self.strides or self.has_layout(tensor)):
+            address = tensor.data_ptr()
+            if not address % ALIGNMENT_BYTES:
+                return address
+        self.allocate()
         with torch.no_grad():
             self.own.copy_(tensor)
         return self.own.data_ptr()
 
 
-class Ends:
+class IoBinding:
     """What a caller brings to a pass, and the outputs of the forward pass."""
 
     def __init__(self, program: Program, inputs: Sequence[Tensor], phase: str = "forward") -> None:
@@ -86,18 +86,20 @@ class Ends:
         forward = phase == "forward"
         names = [name for name, _ in (graph.inputs if forward else graph.output_gradients)]
         self._names = graph.outputs if forward else ()
-        self._inputs = [End(name, own) for name, own in zip(names, inputs, strict=True)]
+        self._inputs = [BoundTensor(name, own) for name, own in zip(names, inputs, strict=True)]
         once = [name for name in self._names if self._names.count(name) == 1]
         # What a backward pass reads stays in the program's memory, and what is copied after the
         # steps must be where that copy reads it.
         copied = {value for _, value in graph.updates} | {*names} & {*graph.outputs}
-        held = copied | {*graph.saved}
+        kept_inside = copied | {*graph.saved}
         self._direct = [
             name
             for name in dict.fromkeys((*names, *once))
-            if name not in held and program.touching(name, phase) and name in values
+            if name not in kept_inside and program.touching(name, phase) and name in values
         ]
-        self._outputs = {name: End(name, values[name]) for name in once if name in self._direct}
+        self._outputs = {
+            name: BoundTensor(name, values[name]) for name in once if name in self._direct
+        }
         self._new: list[Callable[[], Tensor]] = []
         # In which outputs come where no more is known, and the last ones that were asked for.
         self._layout = "nchw"
@@ -105,15 +107,15 @@ class Ends:
         self._asks = False
         self._wanted: Sequence[Strides] | None = None
         self._launch: LaunchGraph = _nothing
-        # What tells the kernels of an end of another place.
+        # What gives the kernels of a bound tensor another address.
         self._patched: dict[str, list[Patch]] = {}
         # Of inputs, written outputs and those that were written before, which go back to where they
         # are copied from: these patches, and where kernels look for them now.
         self._moves: list[list[Patch]] = []
-        self._places: list[int] = []
+        self._addresses: list[int] = []
         self._back: list[int] = []
-        self._told: set[str] = set()
-        # What copies outputs into another layout, by their places, as they came at the capture.
+        self._redirected: set[str] = set()
+        # What copies outputs into another layout, by their index, as they came at the capture.
         self._changes: dict[int, LayoutChange | None] = {}
         # The strides of the input for which outputs come as they do now.
         self._asked_of: Strides = None
@@ -126,7 +128,7 @@ class Ends:
         """Where eager was not asked, outputs come in the layout that torch would likely choose:
         channels_last if the first input or a filter has it.
         """
-        images = [*state, *(end.own for end in self._inputs)]
+        images = [*state, *(bound.own for bound in self._inputs)]
         self._layout = "nhwc" if any(map(_is_channels_last, images)) else "nchw"
         self._lay_out()
 
@@ -164,86 +166,90 @@ class Ends:
             return partial(torch.empty_strided, type_.shape, strides, dtype=type_.torch_dtype)
         return partial(empty_on_gpu, type_.shape, strides, type_.torch_dtype)
 
-    def hold(self) -> None:
+    def allocate(self) -> None:
         """Before a capture: kernels must find inputs that make sense, such as valid indices."""
-        for end in self._inputs:
-            if end.is_dropped():
-                end.hold()
-                end.own.zero_()
+        for bound in self._inputs:
+            if bound.is_dropped():
+                bound.allocate()
+                bound.own.zero_()
 
     def drop(self) -> None:
         """Frees the places of inputs that kernels read where a caller has them: 704 MiB of 8,192
         images of 11 planes. What must be copied later gets one again.
         """
-        for end in self._inputs:
-            if end.moves:
-                end.drop()
+        for bound in self._inputs:
+            if bound.moves:
+                bound.drop()
 
     def serve(self, graph: Recorded) -> None:
-        """Takes a captured pass, and looks for its kernels that must be told of other addresses."""
+        """Takes a captured pass, and looks for its kernels that must be given other addresses."""
         executable = graph.executable if self._direct else None
-        ends = [*self._inputs, *self._outputs.values()]
-        found = {end.name: self._patches(end, executable, end.own) for end in ends}
-        for end in ends:
-            end.moves = bool(found[end.name])
-        self._patched, self._told = found, set()
+        every = [*self._inputs, *self._outputs.values()]
+        found = {bound.name: self._patches(bound, executable, bound.own) for bound in every}
+        for bound in every:
+            bound.moves = bool(found[bound.name])
+        self._patched, self._redirected = found, set()
         self._settle()
         self._changes = {
-            place: self._program.change_of(name, self._strides[place])
-            for place, name in self._copied
+            index: self._program.change_of(name, self._strides[index])
+            for index, name in self._copied
         }
         self._launch = graph.launch
         self.direct = self._direct_pass()
 
-    def _patches(self, end: End, executable: Executable | None, here: Tensor) -> list[Patch]:
-        """What moves an end that was captured `here`; empty if it cannot be moved."""
-        direct = end.name in self._direct
-        labels = self._program.touching(end.name, self._phase) if direct else ()
+    def _patches(
+        self, bound: BoundTensor, executable: Executable | None, here: Tensor
+    ) -> list[Patch]:
+        """What moves a bound tensor that was captured `here`; empty if it cannot be moved."""
+        direct = bound.name in self._direct
+        labels = self._program.touching(bound.name, self._phase) if direct else ()
         if executable is None or not labels:
             return []
-        values, other = self._program.values, torch.empty_like(end.own)
-        values[end.name] = other
+        values, other = self._program.values, torch.empty_like(bound.own)
+        values[bound.name] = other
         try:
             with recorded(only=True) as elsewhere:
                 for label in labels:
                     self._program.run_step(label)
         finally:
-            values[end.name] = end.own
+            values[bound.name] = bound.own
         return executable.patches(elsewhere, (here.data_ptr(), other.data_ptr()), labels) or []
 
     def _settle(self) -> None:
         """Which outputs the next passes write in the caller's memory, and which are copied."""
-        ends = [(self._outputs.get(name), place) for place, name in enumerate(self._names)]
+        every = [(self._outputs.get(name), index) for index, name in enumerate(self._names)]
         self._written = [
-            place
-            for end, place in ends
-            if end is not None and end.moves and end.lies_as(self._new[place]())
+            index
+            for bound, index in every
+            if bound is not None and bound.moves and bound.has_layout(self._new[index]())
         ]
         self._copied = [
-            (place, name) for place, name in enumerate(self._names) if place not in self._written
+            (index, name) for index, name in enumerate(self._names) if index not in self._written
         ]
-        written = [self._names[place] for place in self._written]
-        back = sorted(self._told.difference(written))
+        written = [self._names[index] for index in self._written]
+        back = sorted(self._redirected.difference(written))
         self._back = [self._outputs[name].own.data_ptr() for name in back]
-        names = (*(end.name for end in self._inputs), *written, *back)
+        names = (*(bound.name for bound in self._inputs), *written, *back)
         self._moves = [self._patched.get(name, []) for name in names]
-        self._places = []
+        self._addresses = []
 
-    def meet(self, inputs: Sequence[Tensor]) -> tuple[LaunchGraph, tuple[Tensor, ...]]:
+    def bind(self, inputs: Sequence[Tensor]) -> tuple[LaunchGraph, tuple[Tensor, ...]]:
         """What launches the pass on these inputs, and memory for its outputs."""
         if self._asks:
             self._ask(inputs)
-        places = [end.place_of(tensor) for end, tensor in zip(self._inputs, inputs, strict=True)]
+        addresses = [
+            bound.address_of(tensor) for bound, tensor in zip(self._inputs, inputs, strict=True)
+        ]
         outputs = tuple([new() for new in self._new])
-        for place in self._written:
-            places.append(outputs[place].data_ptr())
-        places += self._back
-        if places != self._places:
-            self._move(places)
+        for index in self._written:
+            addresses.append(outputs[index].data_ptr())
+        addresses += self._back
+        if addresses != self._addresses:
+            self._move(addresses)
         return self._launch, outputs
 
     def _direct_pass(self) -> Direct:
-        """`meet` and the launch in one: for one image the host may need longer than the GPU."""
+        """`bind` and the launch in one: for one image the host may need longer than the GPU."""
         one_to_one = len(self._inputs) == len(self._new) == 1 and self._written == [0]
         if not one_to_one or not self._inputs[0].moves:
             return _none
@@ -252,8 +258,8 @@ class Ends:
         if results is not None and (self._wanted is None or self._asked_of != strides):
             return _none
         reads, writes = ([patch.move for patch in patches] for patches in self._moves)
-        told, (name,) = self._told, self._names
-        places = self._places  # not `self`: a cycle would keep its memory
+        redirected, (name,) = self._redirected, self._names
+        addresses = self._addresses  # not `self`: a cycle would keep its memory
 
         def run(inputs: Sequence[Tensor], stream: c_void_p) -> tuple[Tensor, ...] | None:
             (x,) = inputs
@@ -264,43 +270,43 @@ class Ends:
                 return None
             output = new()
             there = output.data_ptr()
-            if places != [here, there]:
+            if addresses != [here, there]:
                 _check_aligned(there)
-                before, after = places or (None, None)
-                places.clear()  # unknown if a patch fails
-                told.add(name)
+                before, after = addresses or (None, None)
+                addresses.clear()  # unknown if a patch fails
+                redirected.add(name)
                 for move in reads if before != here else ():
                     move(here)
                 for move in writes if after != there else ():
                     move(there)
-                places[:] = here, there
+                addresses[:] = here, there
             launch(stream)
             return (output,)
 
         return run
 
-    def _move(self, places: list[int]) -> None:
+    def _move(self, addresses: list[int]) -> None:
         """The next launch finds inputs and written outputs there.
 
-        One executable graph is told anew for each: with four of them, told less often, 64 inputs of
-        128 images took 1.07 of one input's time, with one 1.02 (H200, 2026-11-28).
+        One executable graph is patched for each: with four of them, patched less often, 64 inputs
+        of 128 images took 1.07 of one input's time, with one 1.02 (H200, 2026-11-28).
         """
-        for place in places[len(self._inputs) :]:
-            _check_aligned(place)
-        before = [*self._places]
-        self._places.clear()  # unknown if a patch fails
-        self._told.update(self._names[place] for place in self._written)
-        for patches, old, new in zip_longest(self._moves, before, places):
+        for address in addresses[len(self._inputs) :]:
+            _check_aligned(address)
+        before = [*self._addresses]
+        self._addresses.clear()  # unknown if a patch fails
+        self._redirected.update(self._names[index] for index in self._written)
+        for patches, old, new in zip_longest(self._moves, before, addresses):
             for patch in patches if old != new else ():
                 patch.move(new)
-        self._places[:] = places
+        self._addresses[:] = addresses
 
-    def leave(
+    def copy_out(
         self, outputs: Sequence[Tensor], results: Mapping[str, Tensor], stream: c_void_p
     ) -> None:
         """Copies those outputs that the pass did not write where the caller has them."""
-        for place, name in self._copied:
-            out, result, change = outputs[place], results[name], self._changes.get(place)
+        for index, name in self._copied:
+            out, result, change = outputs[index], results[name], self._changes.get(index)
             if change is not None and change.turns(result, out):
                 change.launch(stream.value or 0, out, result)
             else:
@@ -314,14 +320,14 @@ class Ends:
             self._ask(inputs)
         values, names = self._program.values, self._names
         before = {name: values[name] for name in self._direct}
-        for end, tensor in zip(self._inputs, inputs, strict=True):
-            if end.name in self._direct and end.fits(tensor):
-                values[end.name] = tensor
-                claim(tensor, partial(self._patches, end, here=tensor))
-            elif end.is_dropped():  # memory of the capture's, which is its again after the pass
-                values[end.name] = torch.empty_like(end.own).copy_(tensor)
+        for bound, tensor in zip(self._inputs, inputs, strict=True):
+            if bound.name in self._direct and bound.fits(tensor):
+                values[bound.name] = tensor
+                claim(tensor, partial(self._patches, bound, here=tensor))
+            elif bound.is_dropped():  # memory of the capture's, which is its again after the pass
+                values[bound.name] = torch.empty_like(bound.own).copy_(tensor)
             else:
-                end.own.copy_(tensor)
+                bound.own.copy_(tensor)
         outputs = tuple([new() for new in self._new])
         for name, output in zip(names, outputs, strict=True):
             if name in self._outputs and self._outputs[name].fits(output):
@@ -342,7 +348,7 @@ def _check_aligned(output: int) -> None:
 
 
 def _none(inputs: Sequence[Tensor], stream: c_void_p) -> None:
-    """Of passes with other ends, and of what was not captured yet."""
+    """Of passes with other inputs or outputs, and of what was not captured yet."""
 
 
 def _nothing(stream: c_void_p) -> None:

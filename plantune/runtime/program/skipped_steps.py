@@ -70,19 +70,19 @@ def without_last_casts(graph: Graph, plan: Plan) -> tuple[Graph, Plan]:
     return _without(replace(graph, gradients=gradients), plan, sources)
 
 
-def _without(graph: Graph, plan: Plan, left_out: Collection[str]) -> tuple[Graph, Plan]:
-    if not left_out:
+def _without(graph: Graph, plan: Plan, skipped: Collection[str]) -> tuple[Graph, Plan]:
+    if not skipped:
         return graph, plan
     start = graph.backward_from
-    before = [node for node in graph.nodes[:start] if node.name in left_out]
+    before = [node for node in graph.nodes[:start] if node.name in skipped]
     fewer = replace(
         graph,
-        nodes=tuple(node for node in graph.nodes if node.name not in left_out),
-        updates=tuple(pair for pair in graph.updates if pair[1] not in left_out),
+        nodes=tuple(node for node in graph.nodes if node.name not in skipped),
+        updates=tuple(pair for pair in graph.updates if pair[1] not in skipped),
         backward_from=None if start is None else start - len(before),
     )
     problem = Problem.of(fewer, plan.problem.arch, plan.problem.network)
-    choices = tuple(choice for choice in plan.choices if choice.nodes[0] not in left_out)
+    choices = tuple(choice for choice in plan.choices if choice.nodes[0] not in skipped)
     return fewer, replace(plan, problem=problem, choices=choices)
 
 

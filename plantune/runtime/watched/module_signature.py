@@ -1,4 +1,4 @@
-"""Watches what a module's layer graph was read from, besides the values of its tensors."""
+"""The signature of a module: what its layer graph was read from, but for the values of tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONTAINERS = (tuple, list, dict, set, frozenset, deque)
 _requires_grad = attrgetter("requires_grad")
 
 
-class Form:
+class ModuleSignature:
     """What a module is made of: submodules, their modes, attributes and hooks, the types of their
     tensors. Modules with equal keys have the same layer graph.
     """
@@ -39,7 +39,7 @@ class Form:
         hooks = [*(getattr(m, kind) for m in modules for kind in HOOKS), *OF_ALL_MODULES]
         self._watched = Watched([*map(attributes, modules), *(m._modules for m in modules), *hooks])
         self.tensors = tensors
-        # What runs the module in this form, by what gets a gradient.
+        # What runs the module with this signature, by what gets a gradient.
         self.kept: dict[Any, Any] = {}
         # How often calls came for which nothing is kept.
         self.waited: dict[Any, int] = {}

@@ -13,7 +13,7 @@ from torch import nn
 
 from plantune.kernels.families.framework import Framework
 from plantune.kernels.family import Binding
-from plantune.runtime.captured import stock as stock_module
+from plantune.runtime.captured import program_pool as pool_module
 
 CALLS = 30
 
@@ -42,13 +42,13 @@ def failing(monkeypatch):
 def made(monkeypatch):
     """Every instance that is made."""
     instances = []
-    init = stock_module.Instance.__init__
+    init = pool_module.Instance.__init__
 
     def init_and_note(self, *args):
         init(self, *args)
         instances.append(1)
 
-    monkeypatch.setattr(stock_module.Instance, "__init__", init_and_note)
+    monkeypatch.setattr(pool_module.Instance, "__init__", init_and_note)
     return instances
 
 
@@ -368,20 +368,20 @@ def test_a_capture_takes_no_instance_that_another_thread_has_taken(
 ):
     """Calls take idle instances without a lock, so one may go while a capture looks at it."""
     model = tuned(small, images)
-    stock = model.stock()
-    first, second = stock.lend(), stock.lend()
+    pool = model.pool()
+    first, second = pool.lend(), pool.lend()
     for loan in (first, second):
         loan.instance.forward(images)
         loan.release()
     taken = []
-    is_due = stock_module.Instance.is_due
+    is_due = pool_module.Instance.is_due
 
     def is_due_while_a_call_begins(instance):
         if not taken:
-            taken.append(stock._idle.pop(stock._idle.index(instance)))
+            taken.append(pool._idle.pop(pool._idle.index(instance)))
         return is_due(instance)
 
-    monkeypatch.setattr(stock_module.Instance, "is_due", is_due_while_a_call_begins)
-    captured = stock._lend_in((1, 0))
+    monkeypatch.setattr(pool_module.Instance, "is_due", is_due_while_a_call_begins)
+    captured = pool._lend_in((1, 0))
     assert len(taken) == 1
     assert captured.instance is not taken[0]

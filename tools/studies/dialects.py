@@ -5,12 +5,14 @@ python tools/studies/dialects.py --works infer --dialects autocast --rivals comp
 
 A dialect is what the owner of a module chose: float32 with or without tf32, autocast, or a module
 in 16 bits. Nothing is searched for: plantune runs from its guess, unless a plan is stored or
-shipped for that call. All routes of a row take turns on the same weights and images.
+shipped for that call. All routes of a row take turns on the same weights and images. Studies with
+the same file for `--turns` build beside each other and time one by one, after all have built.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import statistics
 import time
@@ -19,7 +21,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -222,7 +224,7 @@ def _round_us(call: Runnable, count: int) -> float:
 
 
 def measured(
-    name: str, dialect: str, work: str, batch: int, rivals: Sequence[str]
+    name: str, dialect: str, work: str, batch: int, rivals: Sequence[str], turns: IO[str] | None
 ) -> dict[str, Any]:
     """One row of the table; a rival that fails says why."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -244,7 +246,11 @@ def measured(
     if work != "step":
         exact = row.exact()
         found |= compared(calls, exact)
+    if turns is not None:
+        fcntl.flock(turns, fcntl.LOCK_EX)  # once nobody builds
     times = timed(calls)
+    if turns is not None:
+        fcntl.flock(turns, fcntl.LOCK_SH)
     return {**found, **judged(times), "failures": failures}
 
 
@@ -278,13 +284,16 @@ def main() -> None:
     parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS))
     parser.add_argument("--batch", type=int, help="instead of 128 images, and 2,048 in training")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--turns", type=argparse.FileType("a"), metavar="FILE")
     given = parser.parse_args()
+    if given.turns is not None:
+        fcntl.flock(given.turns, fcntl.LOCK_SH)
     torch.backends.cudnn.benchmark = True
     rows = []
     for work in given.works:
         for dialect in given.dialects:
             batch = given.batch or BATCHES[work]
-            rows.append(measured(given.network, dialect, work, batch, given.rivals))
+            rows.append(measured(given.network, dialect, work, batch, given.rivals, given.turns))
             print(shown(rows[-1]), flush=True)
             if given.json:
                 environment = environment_of(

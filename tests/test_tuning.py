@@ -38,6 +38,8 @@ from plantune.search.session import key_of
 from plantune.space.search_space import load_search_space
 from plantune.tuning import sought_for
 
+from .fake_search import GivenSearch
+
 RACE: Any = object()
 
 
@@ -51,38 +53,28 @@ class Net(nn.Module):
         return {"y": self.head(y) * scale, "sorted": y.cumsum(1)}
 
 
-class FakeSearch:
+class FakeSearch(GivenSearch):
     """Finds the plan by hand at once; `during` is what else happens then."""
 
     made: ClassVar[list[FakeSearch]] = []
     during: Any = staticmethod(lambda: None)
 
-    def __init__(
-        self,
-        graph: Any,
-        problem: Any,
-        settings: Any,
-        database: Any,
-        here: Any,
-        report: Any,
-        tape: Any,
-    ) -> None:
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
         FakeSearch.made.append(self)
-        self.graph, self.options, self.tape = graph, settings, tape
-        self._database, self._here, self._report = database, here, report
-        space = load_search_space("cpu")
-        self.plan = hand_plan(graph, space, network=problem.network, without=("winograd",))
+        space, network = load_search_space("cpu"), self.problem.network
+        self.plan = hand_plan(self.graph, space, network=network, without=("winograd",))
 
     def run(self, worker: Any) -> Result:
-        self._report(
+        self.report(
             Progress("measuring", "conv", 1, 2, 9, StepsSum(3000.0, 5), StepsSum(4000.0, 9), 50.0)
         )
         FakeSearch.during()
-        self._database.put_plan(self.plan, self._here)
+        self.database.put_plan(self.plan, self.here)
         return Result(self.plan, True, RACE, 1, 2)
 
     def partial(self) -> Result:
-        self._database.put_plan(self.plan, self._here, partial=True)
+        self.database.put_plan(self.plan, self.here, partial=True)
         return Result(self.plan, False, None, 1, 2)
 
 
@@ -134,7 +126,7 @@ def test_a_budget_that_is_too_short_for_a_race_is_said(
 ) -> None:
     def hasty(self: FakeSearch, worker: Any) -> Result:
         plan = replace(self.plan, route="eager")
-        self._database.put_plan(plan, self._here)
+        self.database.put_plan(plan, self.here)
         return Result(plan, True, None, 0, 2, budget_s=3.0)
 
     monkeypatch.setattr(fake, "run", hasty)
@@ -155,7 +147,7 @@ def test_without_a_database_the_plan_serves_this_module(
 
     def faster(self: FakeSearch, worker: Any) -> Result:
         found = replace(self.plan, route="eager")
-        self._database.put_plan(found, self._here)
+        self.database.put_plan(found, self.here)
         return Result(found, True, RACE, 1, 2)
 
     earlier = tuned().plan
@@ -172,7 +164,7 @@ class TestWhereOptimizeWorksSoDoesTune:
     ) -> None:
         def nothing(self: FakeSearch, worker: Any) -> Result:
             plan = replace(self.plan, route="eager")
-            self._database.put_plan(plan, self._here)
+            self.database.put_plan(plan, self.here)
             return Result(plan, True, None, nothing_left="the framework overflows")
 
         monkeypatch.setattr(fake, "run", nothing)

@@ -22,32 +22,23 @@ from plantune.plans.plan import Plan
 from plantune.search.results import Progress, Result, StepsSum
 from plantune.search.session import key_of
 
+from ..fake_search import GivenSearch
 from .conftest import FakeWorker, Run, measured, object_of
 
 
-class FakeSearch:
+class FakeSearch(GivenSearch):
     """Measures one candidate in no time; `during` is what else happens then."""
 
     plan: Plan
     during: Callable[[], None] = staticmethod(lambda: None)
     best_so_far = True
-    options: Any = None
 
-    def __init__(
-        self,
-        graph: Any,
-        problem: Any,
-        options: Any,
-        database: Any,
-        environment: Any,
-        report: Any,
-        tape: Any = None,
-    ) -> None:
-        FakeSearch.options = options
-        self._database, self._environment, self._report = database, environment, report
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        FakeSearch.options = self.options
 
     def run(self, worker: FakeWorker) -> Result:
-        self._report(
+        self.report(
             Progress(
                 "measuring",
                 "stem: framework",
@@ -60,16 +51,16 @@ class FakeSearch:
             )
         )
         candidate: Candidate = self.plan.choices[0].candidate
-        self._database.put_trial("a" * 64, candidate, self._environment, measured(10.0))
+        self.database.put_trial("a" * 64, candidate, self.here, measured(10.0))
         FakeSearch.during()
         race = worker.race(None, self.plan, ["torchscript"])  # type: ignore[arg-type]
-        self._database.put_plan(self.plan, self._environment)
+        self.database.put_plan(self.plan, self.here)
         return Result(self.plan, True, race, 1, 2)
 
     def partial(self) -> Result | None:
         if not self.best_so_far:
             return None
-        self._database.put_plan(self.plan, self._environment, partial=True)
+        self.database.put_plan(self.plan, self.here, partial=True)
         return Result(self.plan, False, None, 1, 2)
 
 

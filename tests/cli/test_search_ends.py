@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,6 +20,7 @@ from plantune.errors import (
 from plantune.plans.plan import Plan
 from plantune.search.results import Result
 
+from ..fake_search import GivenSearch
 from .conftest import FakeWorker, Run, measured, object_of
 
 
@@ -31,27 +31,15 @@ def ends_with(
     """Lets every search measure one candidate and end with an error."""
 
     def set_up(error: Exception, *, found: bool = True) -> None:
-        class EndingSearch:
-            def __init__(
-                self,
-                graph: Any,
-                problem: Any,
-                settings: Any,
-                database: Any,
-                here: Any,
-                report: Any,
-                tape: Any = None,
-            ) -> None:
-                self._database, self._here = database, here
-
+        class EndingSearch(GivenSearch):
             def run(self, worker: FakeWorker) -> Result:
                 candidate = plan.choices[0].candidate
-                self._database.put_trial("a" * 64, candidate, self._here, measured(10.0))
+                self.database.put_trial("a" * 64, candidate, self.here, measured(10.0))
                 raise error
 
             def partial(self) -> Result | None:
                 if found:
-                    self._database.put_plan(plan, self._here, partial=True)
+                    self.database.put_plan(plan, self.here, partial=True)
                 return Result(plan, False, None, 1, 0) if found else None
 
         monkeypatch.setattr("plantune.search.session.Search", EndingSearch)

@@ -99,6 +99,7 @@ CUDA_PREFERENCES = (
     Preference("hopper_float_dgrad", starts=("conv2d_dgrad",)),
     Preference("hopper_float_dgrad", starts=("avg_pool2d_grad",), wide=4),
     Preference("hopper_wgrad", {"layout": "nhwc"}),
+    Preference("hopper_float_wgrad", {"layout": "nhwc"}),
     Preference("implicit_gemm_conv", rivals=("linear",)),
     Preference("linear"),
     Preference("depthwise_conv"),

@@ -12,6 +12,7 @@ from plantune.devices.cuda.flags import flags
 from plantune.kernels.families.hopper_float_wgrad import FAMILY
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not
+from plantune.measure.trial import NANS, Trial
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
@@ -134,18 +135,32 @@ def test_what_is_to_run_is_legal(step_of, name, math):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("math", MATHS)
 @pytest.mark.parametrize("name", RUN)
-def test_it_is_right(step_of, assert_right, name, math):
-    emit, chosen = RUN[name]
-    candidate = Candidate("hopper_float_wgrad", Attrs(math=math, **chosen))
-    assert_right(step_of(emit, "float32"), candidate, SPACE)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ["many parts", "1x1", "many images"])
-def test_planes_are_as_right_as_float32(step_of, assert_right, name):
+def test_three_planes_are_as_right_as_float32(step_of, assert_right, name):
     emit, chosen = RUN[name]
     candidate = Candidate("hopper_float_wgrad", Attrs(math="planes", **chosen))
     with flags(torch.backends.cudnn.conv, fp32_precision="ieee"):
         assert_right(step_of(emit, "float32"), candidate, SPACE)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", RUN)
+def test_two_planes_have_more_digits_than_tf32(step_of, name):
+    """cuDNN has kernels that do not round for some of these sizes, so its error is no bound."""
+    emit, chosen = RUN[name]
+    step = step_of(emit, "float32")
+    candidate = Candidate("hopper_float_wgrad", Attrs(math="tf32", **chosen))
+    data = {name: torch.randn(type_.shape, device="cuda") for name, type_ in step.inputs}
+    trial = Trial(step, candidate, ARCH)
+    trial.put_data(data)
+    ((made, _),) = step.outputs
+    exact = step.evaluate({name: x.double() for name, x in data.items()}, torch.float64)[made]
+    assert (trial.run("run", NANS)[made] - exact).norm() <= 1e-4 * exact.norm()
+
+
+def test_a_guess_takes_it_where_products_are_not_rounded(step_of):
+    parts = FAMILY.parts(step_of(layer(0), "float32"))
+    chosen = Attrs(math="planes", **config())
+    assert not FAMILY.can_be_guessed(parts, chosen)
+    with flags(torch.backends.cudnn.conv, fp32_precision="ieee"):
+        assert FAMILY.can_be_guessed(parts, chosen)

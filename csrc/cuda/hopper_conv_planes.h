@@ -56,15 +56,7 @@ class HopperConvPlanes : public HopperConvTile<C> {
         if (starts_box(step)) next_image(image_slot);
         next = read_factors(image_slot.stage, step);
       }
-      wait_for_products<0>();
-      fence_registers(partial);
-      fence_registers(sums);
-#pragma unroll
-      for (int plane = 0; plane < kPlanes; ++plane) {
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) fence_registers(factors.of[plane][part]);
-      }
-      __syncwarp();
+      end_products(factors, partial, sums);
       release(weight_slot.stage, weight_empty(weight_slot.stage));
       weight_slot.advance();
       if constexpr (kLeaves) {
@@ -76,6 +68,20 @@ class HopperConvPlanes : public HopperConvTile<C> {
   }
 
  private:
+  /// Until here products read the factors, and change sums unseen.
+  static __device__ __forceinline__ void end_products(Factors& factors, float (&partial)[kSums],
+                                                      float (&sums)[kSums]) {
+    wait_for_products<0>();
+    fence_registers(partial);
+    fence_registers(sums);
+#pragma unroll
+    for (int plane = 0; plane < kPlanes; ++plane) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) fence_registers(factors.of[plane][part]);
+    }
+    __syncwarp();
+  }
+
   /// All of the warp have read the slot.
   __device__ __forceinline__ void next_image(Slot<C::kImageStages>& slot) const {
     __syncwarp();

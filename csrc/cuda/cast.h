@@ -2,9 +2,9 @@
 //
 //   out[i] = in[i], rounded once    for each i < count
 //
-// A thread takes kWords times kEach neighbours: words of 16 bytes of the larger type or two, and asks
-// for all of them before it writes any. `out` begins at a whole word; `in` does if kAligned.
-// Deterministic.
+// A thread takes kWords times kEach neighbours, which leave as one word: threads write side by side,
+// for parts of sectors took half as long again. It asks for all of them before it writes any. `out`
+// begins at a whole word; `in` does if kAligned. Deterministic.
 
 #pragma once
 
@@ -14,8 +14,8 @@ namespace plantune {
 
 template <typename In, typename Out, int kThreads, int kWords>
 struct Cast {
-  static constexpr int kIn = kWordBytes / int(sizeof(In)), kOut = kWordBytes / int(sizeof(Out));
-  static constexpr int kEach = kIn > kOut ? kIn : kOut;
+  static constexpr int kEach = kWordBytes / int(sizeof(Out));
+  static constexpr int kIn = smaller(kEach, kWordBytes / int(sizeof(In)));
 
   struct Arguments {
     Out* out;
@@ -38,7 +38,7 @@ struct Cast {
     for (int w = 0; w < kWords; ++w) {
       const long long first = (block + w * kThreads + threadIdx.x) * kEach;
       if (first + kEach <= a.count) {
-        store(a.out + first, read[w]);
+        store_word(a.out + first, read[w]);
       } else {
         for (long long i = first; i < a.count; ++i) a.out[i] = Converted<Out>::of(a.in[i]);
       }
@@ -51,13 +51,6 @@ struct Cast {
 #pragma unroll
     for (int i = 0; i < kEach; i += kIn) {
       load_word<kAligned>(reinterpret_cast<In(&)[kIn]>(to[i]), from + i);
-    }
-  }
-
-  static __device__ __forceinline__ void store(Out* to, const In (&from)[kEach]) {
-#pragma unroll
-    for (int i = 0; i < kEach; i += kOut) {
-      store_word(to + i, reinterpret_cast<const In(&)[kOut]>(from[i]));
     }
   }
 };

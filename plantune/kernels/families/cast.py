@@ -26,8 +26,8 @@ from plantune.kernels.cuda.image_layout import THREADS, Design, Elements
 from plantune.kernels.legality import not_the_end_alone
 from plantune.kernels.weights.constants import rows_of
 
-# Words of a thread, and how many threads there must be for it to have several.
-WORDS, MANY_THREADS = 2, 1 << 17
+# Bytes that a thread asks for, if there are so many threads.
+ASKED_BYTES, MANY_THREADS = 64, 1 << 17
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,14 @@ class CastParts(Parts):
 
     @property
     def words(self) -> int:
-        """Of a thread that casts elements where they are."""
-        return WORDS if self.type.numel // self.each >= WORDS * MANY_THREADS else 1
+        """That leave a thread which casts elements where they are."""
+        words = ASKED_BYTES // (self.each * self.elements.in_bytes)
+        return words if self.type.numel >= words * self.each * MANY_THREADS else 1
 
     @property
     def each(self) -> int:
-        """Neighbours that a thread takes together."""
-        return max(self.elements.in_word, self.elements.out_word)
+        """Neighbours that leave as one word."""
+        return self.elements.out_word
 
 
 class Cast(CudaFamily[CastParts]):

@@ -20,28 +20,32 @@ struct ChannelSlices {
   static constexpr int kThreads = Shape::kThreads, kSlices = Shape::kSlices;
   static constexpr int kChannels = Shape::kChannels;
   static constexpr long long kRows = Shape::kRows;
-  static constexpr bool kTogether = Shape::kTogether;
+  static constexpr bool kTogether = Shape::kTogether, kAbreast = Shape::kAbreast;
   static constexpr int kWarps = kThreads / 32, kLanes = kThreads / kColumns;
   static constexpr int kWide = kColumns * kVector;  // channels of a block
   static constexpr long long kRowsOfSlice = (kRows + kSlices - 1) / kSlices;
   static constexpr long long kWords = (kRowsOfSlice + kLanes - 1) / kLanes;
   static constexpr bool kHolds = kTogether && kWords <= Shape::kHeld;
   // Words that are asked for before the first is used.
-  static constexpr int kBatch = kHolds ? int(kWords) : smaller(Shape::kHeld, 1024 / kThreads);
+  static constexpr int kBatch = kHolds ? int(kWords) : smaller(Shape::kHeld, Shape::kAsked);
   static constexpr int kBatches = int((kWords + kBatch - 1) / kBatch);
   using Word = Vector<T, kVector>;
 
   static_assert(kColumns <= 32 && 32 % kColumns == 0, "lanes of a column are in step");
+  static_assert(!kTogether || !kAbreast, "the blocks of a cluster are neighbours");
   static_assert(kChannels % kWide == 0, "blocks have whole columns");
 
-  /// Where a thread is: its slice, first channel, and row of the slice.
+  static constexpr int kGroups = kChannels / kWide;
+
+  /// Where a thread is: its slice, first channel, and row of the slice. The slices of a cluster are
+  /// neighbours; if kAbreast those blocks are that read the same rows, at about the same time.
   struct Place {
     int slice, group, column, lane, channel;
     long long first, rows;  // of the slice
 
     __device__ __forceinline__ Place()
-        : slice(blockIdx.x % kSlices),
-          group(blockIdx.x / kSlices),
+        : slice(kAbreast ? blockIdx.x / kGroups : blockIdx.x % kSlices),
+          group(kAbreast ? blockIdx.x % kGroups : blockIdx.x / kSlices),
           column(threadIdx.x % kColumns),
           lane(threadIdx.x / kColumns),
           channel(group * kWide + column * kVector),

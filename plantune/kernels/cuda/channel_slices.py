@@ -17,6 +17,9 @@ from plantune.kernels.cuda import vector_kernel
 from plantune.kernels.rendering import Long, struct
 from plantune.space import Arch
 
+MANY_WORDS = 16
+# Before it the assembler spills for a second block.
+AMPERE = (8, 0)
 CLUSTER_MAX = 8  # blocks that every chip with clusters can run together
 
 
@@ -74,6 +77,12 @@ class Slices:
         """All threads of a multiprocessor share its registers."""
         return max(self.held * 256 // self.number("threads"), 1)
 
+    def asked_words(self, arch: Arch) -> int:
+        """What a thread asks for before it uses any: more if it has many, of one image."""
+        many = self.words >= MANY_WORDS and self.images == 1
+        most = 2048 if many and _has_room(arch) else 1024
+        return max(most // self.number("threads"), 1)
+
     def why_not(self, arch: Arch) -> dict[str, bool]:
         """The reasons that there is no kernel for the config, and whether each holds."""
         columns, slices = self.number("columns"), self.number("slices")
@@ -88,7 +97,9 @@ class Slices:
             f"{slices} slices leave most threads nothing to do": few and slices > 1,
         }
 
-    def source(self, header: str, kernel: str, parameter: str, before: str, **own: Any) -> str:
+    def source(
+        self, header: str, kernel: str, parameter: str, before: str, arch: Arch, **own: Any
+    ) -> str:
         """The source of a kernel with a struct Norm, weights of a dtype, and members of its own."""
         norm = struct(
             "Norm",
@@ -100,6 +111,8 @@ class Slices:
             kSlices=self.number("slices"),
             kChannels=self.channels,
             kHeld=self.held_words,
+            kAsked=self.asked_words(arch),
+            kAbreast=not self.together and _has_room(arch),
             kRows=Long(self.rows),
             kTogether=self.together,
             **own,
@@ -118,7 +131,10 @@ class Slices:
         """
         sms, slices = (arch.chip or measured_chip()).multiprocessors, self.number("slices")
         row_bytes = self.vector * self.number("columns") * self.type.torch_dtype.itemsize
-        again = 0.0 if self.holds else cost["again"]
+        near = self.type.size_bytes * self.images <= cost["near_bytes"]
+        # Of large images a block's part of a row is what memory opens a page for.
+        used = 1.0 if near else row_bytes / (row_bytes + cost["page_bytes"])
+        again = 0.0 if self.holds else cost["again"] if near else 1.0
         passes = self.images * (1 + again) + written
         # Sectors of 32 bytes are read as a whole.
         block_bytes = self.rows_of_slice * max(row_bytes, cost["sector_bytes"]) * passes
@@ -129,10 +145,18 @@ class Slices:
             waves = math.ceil(self.blocks / (sms if slices == 2 else sms * cost["filled"]))
         moved = max(
             waves * block_bytes / cost["sm_bytes_per_us"],
-            self.type.size_bytes * passes / cost["bytes_per_us"],
+            self.type.size_bytes * passes / (cost["bytes_per_us"] * used),
         )
-        started = self.number("launches") * cost["launch_us"] + self.blocks * cost["block_us"]
+        # In the second launch each block reads what all slices left.
+        merged = 0.0 if self.together else slices**2 * self.channels / cost["merged_per_us"]
+        started = (
+            merged + self.number("launches") * cost["launch_us"] + self.blocks * cost["block_us"]
+        )
         return float(started + meeting + moved)
+
+
+def _has_room(arch: Arch) -> bool:
+    return arch.gpu.compute_capability >= AMPERE
 
 
 def slices_kernels(binary: Binary, slices: Slices) -> list[vector_kernel.VectorKernel]:

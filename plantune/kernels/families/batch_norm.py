@@ -69,6 +69,7 @@ class BatchNorm(CudaFamily[BatchNormParts]):
             "BatchNorm",
             parts.step.types[parts.norm.inputs[1]].dtype,
             functors(chain),
+            arch,
             Expression=expression(chain),
             kEps=float(attrs["eps"]),
             kMomentum=float(attrs["momentum"]),

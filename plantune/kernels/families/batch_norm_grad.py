@@ -116,7 +116,7 @@ class BatchNormGrad(CudaFamily[BatchNormGradParts]):
         again = parts.operands.index(parts.again.name) if parts.again is not None else -1
         slices = parts.slices(config)
         return slices.source(
-            self.name, "BatchNormGrad", weight.dtype, head, Head="Result", kAgain=again
+            self.name, "BatchNormGrad", weight.dtype, head, arch, Head="Result", kAgain=again
         )
 
     def bind(self, parts: BatchNormGradParts, config: Attrs, frame: Frame) -> Binding:

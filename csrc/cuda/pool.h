@@ -3,10 +3,10 @@
 //   x       (N, kHeight, kWidth, kChannels) or (N, kChannels, kHeight, kWidth)
 //   y       (N, kOutHeight, kOutWidth, kChannels) in the same order of axes, =
 //   places  like y: the largest one's row * kWidth + column in the image, of kTaps its row * kColumns +
-//           column in the window, =; null if not wanted
+//           column in the window, =; if kPlaces
 //
-// x and y have element types of their own. Sums are float and in a fixed order: deterministic. The largest is PyTorch's: NaN wins, the last
-// one of several; else the first of equals.
+// x and y have element types of their own. Sums are float and in a fixed order: deterministic. The
+// largest is PyTorch's: NaN wins, the last one of several; else the first of equals.
 
 #pragma once
 
@@ -22,8 +22,8 @@ template <typename Window>
 struct Pool : PoolWindow<Window> {
   using Base = PoolWindow<Window>;
   using typename Base::Index, typename Base::Made, typename Base::Mark, typename Base::Marks;
-  using typename Base::T, typename Base::Word;
-  using Base::kVector, Base::kHeight, Base::kWidth, Base::kRows, Base::kColumns, Base::kMax;
+  using typename Base::Running, typename Base::T, typename Base::Word;
+  using Base::kVector, Base::kHeight, Base::kWidth, Base::kRows, Base::kColumns, Base::kPlaces;
   using Base::kTaps;
   // A row of the window, or all of it, is asked for before any of it is looked at.
   static constexpr int kRowsAtOnce = kRows * kColumns <= 16 ? kRows : 1;
@@ -37,12 +37,6 @@ struct Pool : PoolWindow<Window> {
     long long count;  // vectors of y
   };
 
-  struct Best {
-    float value[kVector];
-    int place[kVector];
-    int there;
-  };
-
   template <bool kAligned>
   static __device__ __forceinline__ void run(const Arguments& a) {
     release_successor();
@@ -51,28 +45,18 @@ struct Pool : PoolWindow<Window> {
     if (vector >= a.count) return;
     const typename Base::PlaceOfY at{Index(vector)};
     const T* from = a.x + at.first(kHeight * kWidth);
-    Best best = {};
+    Running window;
+    window.begin(Base::first_place(at.row, at.column));
 #pragma unroll(kRowsAtOnce == 1 ? 1 : kRows)
     for (int r = 0; r < kRows; r += kRowsAtOnce) {
       if constexpr (kWhole) {
-        take_at_once<kAligned>(from, at, r, best);
+        take_at_once<kAligned>(from, at, r, window);
       } else {
-        for (int c = 0; c < kColumns; ++c) take_one<kAligned>(from, at, r, c, best);
+        for (int c = 0; c < kColumns; ++c) take_one<kAligned>(from, at, r, c, window);
       }
     }
-    if constexpr (!kMax) {
-      const float part = 1.f / Base::divisor(at.row, at.column);
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) best.value[k] *= part;
-    }
-    Neighbours<Made, kVector> y;
-    y.round(best.value);
-    y.store(a.y + vector * kVector);
-    if (!kMax || a.places == nullptr) return;
-    Marks marks;
-#pragma unroll
-    for (int k = 0; k < kVector; ++k) marks.of[k] = Mark(best.place[k]);
-    *reinterpret_cast<Marks*>(a.places + vector * kVector) = marks;
+    window.template made<Made>(Base::divisor(at.row, at.column)).store(a.y + vector * kVector);
+    if constexpr (kPlaces) Base::store_marks(a.places + vector * kVector, window.place);
   }
 
  private:
@@ -87,7 +71,7 @@ struct Pool : PoolWindow<Window> {
   template <bool kAligned>
   static __device__ __forceinline__ void take_at_once(const T* from,
                                                       const typename Base::PlaceOfY& at, int r,
-                                                      Best& best) {
+                                                      Running& window) {
     Word x[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -97,35 +81,19 @@ struct Pool : PoolWindow<Window> {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int place = place_of(at, r + i / kColumns, i % kColumns);
-      if (place >= 0) take(x[i], kTaps ? r * kColumns + i : place, best);
+      if (place >= 0) window.take(x[i], kTaps ? r * kColumns + i : place);
     }
   }
 
   template <bool kAligned>
   static __device__ __forceinline__ void take_one(const T* from,
                                                   const typename Base::PlaceOfY& at, int r, int c,
-                                                  Best& best) {
+                                                  Running& window) {
     const int place = place_of(at, r, c);
     if (place < 0) return;
     Word x;
     x.template load<kAligned>(from + Index(place) * Base::kPixelStride);
-    take(x, kTaps ? r * kColumns + c : place, best);
-  }
-
-  static __device__ __forceinline__ void take(const Word& x, int place, Best& best) {
-    const bool first = best.there++ == 0;
-#pragma unroll
-    for (int k = 0; k < kVector; ++k) {
-      const float value = x[k];
-      if constexpr (kMax) {
-        if (first || value > best.value[k] || value != value) {
-          best.value[k] = value;
-          best.place[k] = place;
-        }
-      } else {
-        best.value[k] = first ? value : best.value[k] + value;
-      }
-    }
+    window.take(x, kTaps ? r * kColumns + c : place);
   }
 };
 

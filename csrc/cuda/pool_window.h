@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "cuda/pool_running.h"
 #include "cuda/vector.h"
 
 namespace plantune {
@@ -26,6 +27,12 @@ struct PoolWindow {
   using Word = Vector<T, kVector>;
   // The winner of a window: its place in the image, or its number in the window.
   using Mark = typename Either<kTaps, unsigned char, long long>::Type;
+
+  // Whether winners are wanted; what a pool has of a window so far.
+  static constexpr bool kPlaces = Window::kPlaces;
+  using Running =
+      typename Either<!kMax, Added<T, kVector>,
+                      typename Either<kPlaces, Winner<T, kVector>, Larger<T, kVector>>::Type>::Type;
 
   /// Those of a vector; bytes are read and written at once.
   struct alignas(kTaps ? kVector : 8) Marks {
@@ -60,6 +67,20 @@ struct PoolWindow {
 
   using PlaceOfX = Place<kHeight, kWidth>;
   using PlaceOfY = Place<kOutHeight, kOutWidth>;
+
+  /// The place of a window's first element in the image, for what has no larger one.
+  static __device__ __forceinline__ int first_place(int p, int q) {
+    const int top = p * kRowStride - kRowPadding, left = q * kColumnStride - kColumnPadding;
+    const int row = top > 0 ? top : 0, column = left > 0 ? left : 0;
+    return kTaps ? (row - top) * kColumns + column - left : row * kWidth + column;
+  }
+
+  static __device__ __forceinline__ void store_marks(Mark* to, const int (&places)[kVector]) {
+    Marks marks;
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) marks.of[k] = Mark(places[k]);
+    *reinterpret_cast<Marks*>(to) = marks;
+  }
 
   /// Elements of the image that a window covers along one axis.
   static __device__ __forceinline__ int covered(int begin, int extent, int size) {

@@ -13,6 +13,7 @@ from plantune.errors import IllegalCandidate
 from plantune.graph import Graph, Step
 from plantune.graph.fusions import Fusion, fusions_named
 from plantune.graph.partition import fused
+from plantune.kernels.conversions import conversion_cost
 from plantune.kernels.families.framework import BY_LAYOUT_OF_IMAGE
 from plantune.kernels.family import Candidate
 from plantune.kernels.one_call import PAIRS, is_one_call
@@ -340,7 +341,17 @@ def _following(
         return candidate
     other = Candidate(candidate.family, Attrs(candidate.config, layout=images.pop()))
     bound = candidate.family == "framework" and _is_faster_in_nhwc(step)
+    bound |= candidate.family == "pool" and _pays_conversion(step, candidate, other, space)
     return candidate if bound or why_not(step, other, space) else other
+
+
+def _pays_conversion(step: Step, own: Candidate, other: Candidate, space: SearchSpace) -> bool:
+    """Whether to convert what a pool reads takes no longer than what it would make elsewise: what
+    follows is in nhwc.
+    """
+    (read,), cost = [type_ for _, type_ in step.inputs], conversion_cost(space.arch)
+    own_us, other_us = (estimate_us(step, each, space.arch) for each in (own, other))
+    return own_us + cost.time_us(read) < other_us + cost.time_us(step.outputs[0][1])
 
 
 def _is_faster_in_nhwc(step: Step) -> bool:

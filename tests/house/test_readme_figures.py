@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import pytest
@@ -24,7 +24,9 @@ RECURRENT, SMALL_IMAGES = "Recurrent networks", "Training on small images"
 PASSES = "Training on a GPU"
 GPUS = {"NVIDIA H200": "h200", "NVIDIA H100": "h100"}
 LAYOUTS = "Images between layouts"
-COMPARED = (*GPUS, RECURRENT, SMALL_IMAGES, PASSES, LAYOUTS, *SEARCHES)
+LARGE = "Large images"
+ESTIMATES = "as a part of estimated ones"
+COMPARED = (*GPUS, RECURRENT, SMALL_IMAGES, PASSES, LAYOUTS, LARGE, ESTIMATES, *SEARCHES)
 KEYS = ("ratio", "ratio_live", "median", "median_ms", "of_one", "of_best_ddp")
 ENDS = ("low", "high")
 README = (ROOT / "README.md").read_text()
@@ -219,6 +221,32 @@ def layout_rows() -> Iterator[list[str]]:
 def test_rows_of_layouts_are_those_of_their_file() -> None:
     every = [*layout_rows()]
     assert all(row in every for row in rows_of(LAYOUTS))
+
+
+def large_image_rows() -> Iterator[list[str]]:
+    """Microseconds of kernels beside their bound and other routes."""
+    for row in read("benchmarks/h200/2026-11-29-large-images.json")["rows"]:
+        took = (row[f"{name}_us"] for name in ("bound", "torch", "inductor", "plantune"))
+        images = f"{row['what']}, {'x'.join(map(str, row['shape']))}, {row['dtype']}"
+        yield [images, *("" if us is None else f"{us:,.0f}" for us in took)]
+
+
+def test_rows_of_large_images_are_those_of_their_file() -> None:
+    assert rows_of(LARGE) == [*large_image_rows()]
+
+
+def estimate_rows() -> Iterator[list[str]]:
+    """By family: measured times as a part of estimated ones."""
+    parts: dict[str, list[float]] = {}
+    for row in read("benchmarks/h200/2026-11-29-estimates.json")["rows"]:
+        parts.setdefault(row["family"], []).append(row["us"] / row["estimate_us"])
+    for family, found in parts.items():
+        figures = (median(found), min(found), max(found))
+        yield [family, str(len(found)), *(f"{figure:.2f}" for figure in figures)]
+
+
+def test_rows_of_estimates_are_those_of_their_file() -> None:
+    assert rows_of(ESTIMATES) == [*estimate_rows()]
 
 
 def values(document: Any) -> Iterator[float]:

@@ -37,7 +37,8 @@ class PoolParts(Parts):
 
     @property
     def window(self) -> PoolWindow:
-        return PoolWindow(self.node, self.x, self.y, self.x.dtype, self.y.dtype)
+        places = self.node.op in MAX_POOLS and self.node.outputs[-1] in dict(self.step.outputs)
+        return PoolWindow(self.node, self.x, self.y, self.x.dtype, self.y.dtype, places)
 
 
 class Pool(CudaFamily[PoolParts]):
@@ -69,10 +70,27 @@ class Pool(CudaFamily[PoolParts]):
             return "the mean is taken along the pixels of nhwc images"
         return None
 
+    def estimate_us(self, parts: PoolParts, config: Attrs, arch: Arch) -> float:
+        """Whatever takes longest: memory, to compare or add, or in nchw to read single elements."""
+        if parts.is_mean:
+            return super().estimate_us(parts, config, arch)
+        cost, window = arch.cost(self.name), parts.window
+        read, taken = window.read(config)
+        found = "places" if window.places else "elements"
+        times = [
+            parts.step.traffic_bytes / cost["bytes_per_us"],
+            parts.y.numel * taken / cost[f"{found}_per_us"],
+        ]
+        if config["layout"] == "nchw":
+            times.append(parts.y.numel * read / cost["reads_per_us"])
+        return cost["launch_us"] + max(times) * self.slowdown(parts, arch)
+
     def source(self, parts: PoolParts, config: Attrs, arch: Arch) -> str:
         if not parts.is_mean:
-            window = parts.window.source(config)
-            return vector_kernel.source(self.name, "Pool<Window>", config["threads"], window)
+            window, threads = parts.window.source(config), config["threads"]
+            if parts.window.tile(config) == (1, 1):
+                return vector_kernel.source(self.name, "Pool<Window>", threads, window)
+            return vector_kernel.source("pool_tile", "PoolTile<Window>", threads, window)
         _, channels, height, width = parts.x.shape
         mean = MEAN.format(
             elements=parts.elements,
@@ -90,7 +108,7 @@ class Pool(CudaFamily[PoolParts]):
             n, channels = parts.x.shape[:2]
             blocks = n * (channels // _slice(parts, config))
         else:
-            count = parts.y.numel // parts.window.taken(config)
+            count = parts.window.threads(config)
             rest = (node.outputs[-1] if node.op in MAX_POOLS else None, count)
             blocks = -(-count // threads)
         kernel = vector_kernel.VectorKernel(frame.built, blocks, threads)

@@ -4,6 +4,7 @@ that they go through, with the sums of what it makes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -117,6 +118,18 @@ class PoolGrad(CudaFamily[GradientParts]):
             }
         )
         return parts
+
+    def estimate_us(self, parts: GradientParts, config: Attrs, arch: Arch) -> float:
+        """Memory, or to look into each window that a pixel is in."""
+        cost, attrs = arch.cost(self.name), dict[str, Any](parts.node.attrs)
+        pairs = zip(attrs["kernel"], attrs["stride"], strict=True)
+        windows: float = math.prod(max(size / stride, 1) for size, stride in pairs)
+        found = "places" if parts.node.op.startswith("max") else "elements"
+        times = (
+            parts.step.traffic_bytes / cost["bytes_per_us"],
+            parts.dx.numel * windows / cost[f"{found}_per_us"],
+        )
+        return float(cost["launch_us"] + max(times) * self.slowdown(parts, arch))
 
     def workspace_bytes(self, parts: GradientParts, config: Attrs) -> int:
         return 4 * len(parts.totals) * parts.blocks(config)

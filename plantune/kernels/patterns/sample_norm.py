@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from plantune.graph import Attrs, Node, Step, TensorType
 from plantune.graph.ops.functions import FUNCTIONS
+from plantune.kernels.chips import measured_chip
 from plantune.kernels.cuda import vector_kernel
 from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.legality import READ_OUTSIDE, first_reason, refuse
@@ -122,13 +123,19 @@ class GroupsOfNorm(OfNorm):
         )
 
     def moving_us(self, moved: float, config: Attrs, cost: Mapping[str, float]) -> float:
-        """The time to move data: short rows waste bandwidth, few blocks do not saturate it."""
+        """The time to move data: short rows waste bandwidth, few blocks do not saturate it, and
+        each takes so many elements of large images in a time.
+        """
         row_bytes = cost["row_bytes"]
         if config["layout"] == "nhwc":
             row_bytes = self.of_group * config["groups"] * self.type.torch_dtype.itemsize
         used = min(1.0, row_bytes / cost["row_bytes"]) ** 0.6
         filled = min(1.0, self.blocks(config) / cost["blocks"]) ** 0.5
-        return float(moved / cost["bytes_per_us"] / used / filled)
+        memory_us = moved / cost["bytes_per_us"] / used / filled
+        waves = max(self.blocks(config) / measured_chip().multiprocessors, 1.0)
+        elements = self.of_group * config["groups"] * self.pixels * 256 / config["threads"]
+        rate = cost[f"{config['layout']}_elements_per_us"]
+        return float(max(memory_us, waves * elements / rate))
 
 
 class GradientOfNorm(OfNorm):

@@ -46,10 +46,12 @@ struct Columns {
   }
 };
 
-/// kChannels of each of kPixels pixels, kStride channels apart, of kImages images.
-template <typename T, int kChannels, int kStride, int kPixels, int kImages, int kThreads>
+/// kChannels of each of kPixels pixels, kStride channels apart, of kImages images; a thread takes a
+/// Word_ of them.
+template <typename T, int kChannels, int kStride, int kPixels, int kImages, int kThreads,
+          typename Word_ = Vector<T>>
 struct ImageTile {
-  using Word = Vector<T>;
+  using Word = Word_;
   using Floats = float[Word::kSize];
   using Channels = Columns<kChannels, Word::kSize>;
 
@@ -102,8 +104,9 @@ struct ImageTile {
     return first + (long long)(round) * (kGroups * kStride);
   }
 
-  template <bool kAligned>
-  __device__ __forceinline__ void load(const T* from, int batch, Word (&to)[kBatch]) const {
+  /// Vectors of an image that may have another type.
+  template <bool kAligned, typename Of, typename OfWord>
+  __device__ __forceinline__ void load(const Of* from, int batch, OfWord (&to)[kBatch]) const {
     if (!kWhole && !active) return;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {

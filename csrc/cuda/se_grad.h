@@ -34,7 +34,7 @@
 
 namespace plantune {
 
-template <typename Chain, template <typename, int, int, int, int> typename Matrix>
+template <typename Chain, template <typename, typename, int, int, int, int> typename Matrix>
 struct SeGrad {
   using T = typename Chain::T;
   static constexpr int kChannels = Chain::kChannels, kHidden = Chain::kHidden;
@@ -51,8 +51,8 @@ struct SeGrad {
   using Tile = ImageTile<T, kChannels, kChannels, Chain::kPixels, kImages, kThreads>;
   using Word = typename Tile::Word;
   using Channels = typename Tile::Channels;
-  using Squeeze = Matrix<T, kHidden, kChannels, kImages, kThreads>;
-  using Excite = Matrix<T, kChannels, kHiddenPadded, kImages, kThreads>;
+  using Squeeze = Matrix<T, T, kHidden, kChannels, kImages, kThreads>;
+  using Excite = Matrix<T, T, kChannels, kHiddenPadded, kImages, kThreads>;
   static constexpr int kSize = Word::kSize, kRounds = Tile::kRounds;
   static constexpr int kChunk = smaller(kRounds, Chain::kChunk);
   using Held = SeGradHeld<Chain, Word, kRounds>;

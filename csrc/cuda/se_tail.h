@@ -12,10 +12,12 @@
 //   means (N, kChannels), hidden (N, kHidden), gates (N, kChannels)
 //
 // Every output is written by `=`. Biases, scale, shift, offset, means, hidden and gates may be null.
+// Each operand has an element type of its own; `also` is y in one more type.
 //
 // Arithmetic is float; what leaves is rounded once. A block keeps its images in registers between
 // the mean and the product where they fit, else it reads them again. With a Pool it also has y in
-// shared memory. Deterministic: all sums have a fixed order.
+// shared memory: rounded if all operands are of one type, else as float. Deterministic: all sums
+// have a fixed order.
 
 #pragma once
 
@@ -23,16 +25,48 @@
 #include "cuda/epilogue.h"
 #include "cuda/image_tile.h"
 #include "cuda/launch.h"
+#include "cuda/operands.h"
 #include "cuda/small_matrix.h"
 #include "cuda/small_matrix_mma.h"
 
 namespace plantune {
 
+/// The element types of operands that are all of one.
 template <typename T>
+struct SeTailTypes {
+  using Image = T;
+  using Residual = T;
+  using Weight = T;
+  using Number = T;  // of biases, scale, shift and offset
+  using Y = T;
+  using Unshifted = T;
+  using Pooled = T;
+  using Hidden = T;
+  using Means = Types<T, T>;
+  using Gates = Types<T, T>;
+  using Kept = T;  // of y in shared memory
+  static constexpr int kVector = Vector<T>::kSize;
+  static constexpr bool kAlso = false, kSharedAtLaunch = false;
+  using Also = T;
+};
+
+template <typename Of>
 struct SeTailArguments {
-  const T *image, *weight1, *bias1, *weight2, *bias2, *scale, *shift, *residual, *offset;
-  T *y, *unshifted, *pooled, *means[2], *hidden, *gates[2];
+  const typename Of::Image* image;
+  const typename Of::Weight* weight1;
+  const typename Of::Number* bias1;
+  const typename Of::Weight* weight2;
+  const typename Of::Number *bias2, *scale, *shift;
+  const typename Of::Residual* residual;
+  const typename Of::Number* offset;
+  typename Of::Y* y;
+  typename Of::Unshifted* unshifted;
+  typename Of::Pooled* pooled;
+  void* means[2];
+  typename Of::Hidden* hidden;
+  void* gates[2];
   long long images;
+  typename Of::Also* also;
 };
 
 /// Windows of kSide x kSide pixels, kApart apart, from kBefore pixels before the image on; none if
@@ -60,24 +94,30 @@ struct SeTailParts {
                         kHead = kHead_;
 };
 
-template <typename T, int kChannels, int kHidden, int kPixels, typename Parts, int kImages,
-          int kThreads_, template <typename, int, int, int, int> typename Matrix>
-struct SeTail {
-  using Tile = ImageTile<T, kChannels, kChannels, kPixels, kImages, kThreads_>;
-  using Word = typename Tile::Word;
+template <typename Of, int kChannels, int kHidden, int kPixels, typename Parts, int kImages,
+          int kThreads_, template <typename, typename, int, int, int, int> typename Matrix>
+struct SeTailOf {
+  using Word = Vector<typename Of::Image, Of::kVector>;
+  using Residual = Vector<typename Of::Residual, Of::kVector>;
+  using Kept = Vector<typename Of::Kept, Of::kVector>;
+  using Tile = ImageTile<typename Of::Image, kChannels, kChannels, kPixels, kImages, kThreads_, Word>;
+  using Floats = typename Tile::Floats;
   using Channels = typename Tile::Channels;
-  using Arguments = SeTailArguments<T>;
+  using Arguments = SeTailArguments<Of>;
   using Expression = typename Parts::Expression;
 
   static constexpr int kThreads = kThreads_;
   static constexpr int kHiddenPadded = ceil_div(kHidden, 4) * 4;
   static constexpr bool kKept = Tile::kBatches == 1;
-  using Squeeze = Matrix<T, kHidden, kChannels, kImages, kThreads>;
-  using Excite = Matrix<T, kChannels, kHiddenPadded, kImages, kThreads>;
+  using Weight = typename Of::Weight;
+  using Number = typename Of::Number;
+  using Squeeze = Matrix<Weight, Number, kHidden, kChannels, kImages, kThreads>;
+  using Excite = Matrix<Weight, Number, kChannels, kHiddenPadded, kImages, kThreads>;
 
   using Pool = typename Parts::Pool;
   static constexpr bool kPools = Pool::kSide > 0;
-  static constexpr int kChunks = Tile::kChunks;
+  static constexpr int kChunks = Tile::kChunks, kVector = Of::kVector;
+  static constexpr int kResults = kPools ? kImages * kPixels * kChunks : 1;
   static_assert(!kPools || Pool::kHigh * Pool::kWide == kPixels, "the pool's image is the tile's");
 
   struct Shared {
@@ -86,7 +126,7 @@ struct SeTail {
     typename Squeeze::Scratch squeeze;
     typename Excite::Vectors hidden;
     typename Excite::Scratch excite;
-    Word results[kPools ? kImages * kPixels * kChunks : 1];
+    Kept results[Of::kSharedAtLaunch ? 1 : kResults];
 
     /// In the place of the sums, which are done with by then.
     __device__ __forceinline__ float (&gates(int team)) [Tile::kRow] { return tile.sums[team][0]; }
@@ -117,10 +157,31 @@ struct SeTail {
     return blockIdx.x * (long long)(kImages) + team < a.images;
   }
 
+  template <typename T>
   static __device__ __forceinline__ void put(const Arguments& a, T* to, int team, int width,
                                              int column, float value) {
     if (!Parts::kSaved || to == nullptr || !is_there(a, team)) return;
     to[(blockIdx.x * (long long)(kImages) + team) * width + column] = from_float<T>(value);
+  }
+
+  /// The same for a value that leaves in up to two types.
+  template <typename Pair>
+  static __device__ __forceinline__ void put_both(const Arguments& a, void* const (&to)[2],
+                                                  int team, int column, float value) {
+    using First = typename TypeAt<0, Pair>::Type;
+    using Second = typename TypeAt<1, Pair>::Type;
+    put(a, static_cast<First*>(to[0]), team, kChannels, column, value);
+    put(a, static_cast<Second*>(to[1]), team, kChannels, column, value);
+  }
+
+  /// Where y is kept for the pool.
+  static __device__ __forceinline__ Kept* results(Shared& shared) {
+    if constexpr (Of::kSharedAtLaunch) {
+      extern __shared__ uint4 memory[];
+      return reinterpret_cast<Kept*>(memory);
+    } else {
+      return shared.results;
+    }
   }
 
   template <bool kAligned>
@@ -134,8 +195,9 @@ struct SeTail {
     wait_for_predecessor();
 
     const Tile tile(blockIdx.x * (long long)(kImages), a.images, 0);
-    Word x[Tile::kBatch], residual[Tile::kBatch];
-    typename Tile::Floats sum = {};
+    Word x[Tile::kBatch];
+    Residual residual[Tile::kBatch];
+    Floats sum = {};
     tile.template load<kAligned>(a.image, 0, x);
     if constexpr (kKept && Expression::kResidual) {
       tile.template load<kAligned>(a.residual, 0, residual);
@@ -152,8 +214,7 @@ struct SeTail {
       const int channel = Channels::column_at(place);
       const float mean = numbers.head(image);
       shared.means.put(team, channel, mean);
-      put(a, a.means[0], team, kChannels, channel, mean);
-      put(a, a.means[1], team, kChannels, channel, mean);
+      put_both<typename Of::Means>(a, a.means, team, channel, mean);
     });
     __syncthreads();
     squeeze.multiply(shared.means, shared.squeeze, [&](int team, int row, float value) {
@@ -165,14 +226,13 @@ struct SeTail {
     excite.multiply(shared.hidden, shared.excite, [&](int team, int row, float value) {
       const float gate = Parts::Gate::of(value);
       shared.gates(team)[Channels::place_of(row)] = gate;
-      put(a, a.gates[0], team, kChannels, row, gate);
-      put(a, a.gates[1], team, kChannels, row, gate);
+      put_both<typename Of::Gates>(a, a.gates, team, row, gate);
     });
     if (!Parts::kGated) return;
     __syncthreads();
 
     if (!kPools && !tile.active) return;
-    typename Tile::Floats gate = {};
+    Floats gate = {};
     if (tile.active) Channels::load(shared.gates(tile.team), tile.chunk, gate);
 #pragma unroll 1
     for (int batch = 0; batch < Tile::kBatches; ++batch) {
@@ -186,71 +246,84 @@ struct SeTail {
       for (int i = 0; i < Tile::kBatch; ++i) {
         const int round = batch * Tile::kBatch + i;
         if (!tile.has(round) || (kPools && !tile.active)) continue;
-        const Word y = finish(a, tile.at(round), x[i], residual[i], gate, numbers);
+        const Kept y = finish(a, tile.at(round), x[i], residual[i], gate, numbers);
         if constexpr (kPools) {
           const int pixel = tile.team * kPixels + tile.group + round * Tile::kGroups;
-          shared.results[pixel * kChunks + tile.chunk] = y;
+          results(shared)[pixel * kChunks + tile.chunk] = y;
         }
       }
     }
     if constexpr (kPools) {
       __syncthreads();
-      pool(a, shared);
+      pool(a, results(shared));
     }
   }
 
-  static __device__ __forceinline__ void pool(const Arguments& a, const Shared& shared) {
-    constexpr int kResults = kImages * Pool::kPixels * kChunks;
+  static __device__ __forceinline__ void pool(const Arguments& a, const Kept* kept) {
+    constexpr int kPooled = kImages * Pool::kPixels * kChunks;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < kResults; i += kThreads) {
+    for (int i = threadIdx.x; i < kPooled; i += kThreads) {
       const int chunk = i % kChunks, pixel = i / kChunks % Pool::kPixels;
       const int team = i / (kChunks * Pool::kPixels);
       if (!is_there(a, team)) return;
       const int top = pixel / Pool::kAcross * Pool::kStep - Pool::kBefore;
       const int left = pixel % Pool::kAcross * Pool::kStep - Pool::kBefore;
-      float sum[Word::kSize] = {};
+      float sum[kVector] = {};
 #pragma unroll
       for (int tap = 0; tap < Pool::kSide * Pool::kSide; ++tap) {
         const int h = top + tap / Pool::kSide, w = left + tap % Pool::kSide;
         if (unsigned(h) >= unsigned(Pool::kHigh) || unsigned(w) >= unsigned(Pool::kWide)) continue;
-        const Word& y = shared.results[(team * kPixels + h * Pool::kWide + w) * kChunks + chunk];
+        const Kept& y = kept[(team * kPixels + h * Pool::kWide + w) * kChunks + chunk];
 #pragma unroll
-        for (int k = 0; k < Word::kSize; ++k) sum[k] += y[k];
+        for (int k = 0; k < kVector; ++k) sum[k] += y[k];
       }
 #pragma unroll
-      for (int k = 0; k < Word::kSize; ++k) sum[k] *= 1.f / (Pool::kSide * Pool::kSide);
-      Word word;
+      for (int k = 0; k < kVector; ++k) sum[k] *= 1.f / (Pool::kSide * Pool::kSide);
+      Vector<typename Of::Pooled, kVector> word;
       word.round(sum);
       const long long image = blockIdx.x * (long long)(kImages) + team;
-      word.store(a.pooled + ((image * Pool::kPixels + pixel) * kChunks + chunk) * Word::kSize);
+      word.store(a.pooled + ((image * Pool::kPixels + pixel) * kChunks + chunk) * kVector);
     }
   }
 
-  static __device__ __forceinline__ Word finish(const Arguments& a, long long at, const Word& x,
-                                                const Word& residual,
-                                                const typename Tile::Floats& gate,
+  static __device__ __forceinline__ Kept finish(const Arguments& a, long long at, const Word& x,
+                                                const Residual& residual, const Floats& gate,
                                                 const Numbers& numbers) {
+    float v[kVector];
     if constexpr (Parts::kUnshifted) {
-      store<typename Expression::Inner>(a.unshifted + at, x, residual, gate, numbers);
+      evaluate<typename Expression::Inner>(x, residual, gate, numbers, v);
+      store(a.unshifted + at, v);
     }
-    return store<Expression>(a.y + at, x, residual, gate, numbers);
+    evaluate<Expression>(x, residual, gate, numbers, v);
+    store(a.y + at, v);
+    if constexpr (Of::kAlso) store(a.also + at, v);
+    Kept kept;
+    kept.round(v);
+    return kept;
   }
 
   template <class Stored>
-  static __device__ __forceinline__ Word store(T* to, const Word& x, const Word& residual,
-                                               const typename Tile::Floats& gate,
-                                               const Numbers& numbers) {
-    float v[Word::kSize];
+  static __device__ __forceinline__ void evaluate(const Word& x, const Residual& residual,
+                                                  const Floats& gate, const Numbers& numbers,
+                                                  float (&v)[kVector]) {
 #pragma unroll
-    for (int k = 0; k < Word::kSize; ++k) {
+    for (int k = 0; k < kVector; ++k) {
       const float gated = numbers.head(x[k]) * gate[k];
       v[k] = Stored::of({gated, Stored::kResidual ? residual[k] : 0.f, numbers.offset});
     }
-    Word word;
+  }
+
+  template <typename T>
+  static __device__ __forceinline__ void store(T* to, const float (&v)[kVector]) {
+    Vector<T, kVector> word;
     word.round(v);
     word.store(to);
-    return word;
   }
 };
+
+template <typename T, int kChannels, int kHidden, int kPixels, typename Parts, int kImages,
+          int kThreads, template <typename, typename, int, int, int, int> typename Matrix>
+using SeTail =
+    SeTailOf<SeTailTypes<T>, kChannels, kHidden, kPixels, Parts, kImages, kThreads, Matrix>;
 
 }  // namespace plantune

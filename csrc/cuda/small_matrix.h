@@ -12,7 +12,7 @@
 namespace plantune {
 
 /// weight (kRows, kColumns) row-major; a few lanes share a row.
-template <typename T, int kRows, int kColumns, int kImages, int kThreads>
+template <typename T, typename Bias, int kRows, int kColumns, int kImages, int kThreads>
 struct SmallMatrix {
   using Word = Vector<T, kColumns % Vector<T>::kSize == 0 ? Vector<T>::kSize : 4>;
   using Input = Columns<kColumns, Word::kSize>;
@@ -49,11 +49,12 @@ struct SmallMatrix {
     alignas(16) float none[4];
   };
 
-  const T *weight, *biases;
+  const T* weight;
+  const Bias* biases;
   Word kept[kKept ? kRounds : 1][kWordsOfLane];
   float bias[kKept ? kRounds : 1];
 
-  __device__ __forceinline__ SmallMatrix(const T* weight, const T* biases)
+  __device__ __forceinline__ SmallMatrix(const T* weight, const Bias* biases)
       : weight(weight), biases(biases) {
     if constexpr (kKept) {
 #pragma unroll

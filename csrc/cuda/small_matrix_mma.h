@@ -21,7 +21,7 @@ __device__ __forceinline__ float bounded(float value, __half) {
 }
 __device__ __forceinline__ float bounded(float value, __nv_bfloat16) { return value; }
 
-template <typename T, int kRows, int kColumns, int kImages, int kThreads>
+template <typename T, typename Bias, int kRows, int kColumns, int kImages, int kThreads>
 struct SmallMatrixMma {
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kTiles = ceil_div(kRows, 16);
@@ -76,7 +76,7 @@ struct SmallMatrixMma {
   uint4 kept[kKept ? kRounds : 1][kStepsOfWarp];
   float bias[kBiases];
 
-  __device__ __forceinline__ SmallMatrixMma(const T* weight, const T* biases) : weight(weight) {
+  __device__ __forceinline__ SmallMatrixMma(const T* weight, const Bias* biases) : weight(weight) {
     if constexpr (kKept) {
 #pragma unroll
       for (int round = 0; round < kRounds; ++round) load(round, round);

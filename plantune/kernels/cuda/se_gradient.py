@@ -25,9 +25,19 @@ class SeGradParts(ElementParts):
     """A gradient as blocks and threads divide it."""
 
     @property
+    def width(self) -> int:
+        """Channels that a thread takes at once."""
+        return width(self.image)
+
+    @property
+    def weight(self) -> str:
+        """The element type of both matrices."""
+        return self.image.dtype
+
+    @property
     def vectors(self) -> int:
         """Vectors of a pixel's channels."""
-        return self.channels // width(self.image)
+        return self.channels // self.width
 
     @property
     def makes_layers(self) -> bool:

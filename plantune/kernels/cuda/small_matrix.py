@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from torch import Tensor
 from torch.nn.functional import pad
 
 from plantune.graph import Attrs, TensorType
-from plantune.kernels.cuda import vector_kernel
 from plantune.kernels.legality import first_reason
 from plantune.kernels.patterns.squeeze_excite import Layer
 from plantune.kernels.weights.constants import Arrangement
@@ -35,11 +36,27 @@ def kind_of(config: Attrs) -> str:
     return "SmallMatrixMma" if by_tiles(config) else "SmallMatrix"
 
 
-def why_not_block(image: TensorType, config: Attrs, declared: int, arch: Arch) -> str | None:
+class Block(Protocol):
+    """What a block takes images of."""
+
+    @property
+    def image(self) -> TensorType: ...
+
+    @property
+    def width(self) -> int:
+        """Channels that a thread takes at once."""
+
+    @property
+    def weight(self) -> str:
+        """The element type of both matrices."""
+
+
+def why_not_block(parts: Block, config: Attrs, declared: int, arch: Arch) -> str | None:
     """Why a block cannot take its images, each of which has its share of the threads, and both
     layers, or None if it can; it has `declared` so much shared memory.
     """
-    images, vectors = int(config["images"]), image.shape[1] // vector_kernel.width(image)
+    image = parts.image
+    images, vectors = int(config["images"]), image.shape[1] // parts.width
     team = int(config["threads"]) // images
     reason = first_reason(
         {
@@ -50,7 +67,7 @@ def why_not_block(image: TensorType, config: Attrs, declared: int, arch: Arch) -
             > STATIC_SHARED_BYTES,
         }
     )
-    return reason or (why_not_mma(image.dtype, images, arch) if by_tiles(config) else None)
+    return reason or (why_not_mma(parts.weight, images, arch) if by_tiles(config) else None)
 
 
 def why_not_mma(dtype: str, images: int, arch: Arch) -> str | None:

@@ -87,7 +87,7 @@ class SeGrad(CudaFamily[SeGradParts]):
 
     def why_not_config(self, parts: SeGradParts, config: Attrs, arch: Arch) -> str | None:
         declared = parts.shared_bytes_declared(config)
-        reason = why_not_block(parts.image, config, declared, arch)
+        reason = why_not_block(parts, config, declared, arch)
         if reason is not None:
             return reason
         threads = int(config["threads"]) * int(config["blocks_per_sm"])

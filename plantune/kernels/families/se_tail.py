@@ -3,69 +3,54 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from plantune.devices.cuda.structs import fields
 from plantune.graph import Node
+from plantune.graph.types import DTYPES
 from plantune.kernels.chips import measured_chip
 from plantune.kernels.cuda import vector_kernel
-from plantune.kernels.cuda.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step, refuse
+from plantune.kernels.cuda.cuda_family import (
+    Arch,
+    Attrs,
+    Binding,
+    CudaFamily,
+    Frame,
+    Step,
+    first_reason,
+    refuse,
+)
 from plantune.kernels.cuda.small_matrix import (
     HIDDEN_MAX,
     IMAGES_MAX,
     by_tiles,
     kind_of,
     matrix,
-    shared_bytes_at_most,
     unit_of,
     why_not_block,
 )
+from plantune.kernels.cuda.squeeze_tail import SeTailParts
+from plantune.kernels.legality import not_of
 from plantune.kernels.patterns.expression import expression, functor, functors
-from plantune.kernels.patterns.squeeze_excite import Head, TailParts, head_of, squeeze_excite_of
+from plantune.kernels.patterns.squeeze_excite import (
+    copies_of,
+    head_of,
+    squeeze_excite_of,
+)
 from plantune.kernels.rendering import cxx_bool
-from plantune.kernels.weights.constants import Constants, in_rows
+from plantune.kernels.weights.constants import Arrangement, Constants, as_it_is, in_rows
 
 SOURCE = (
     """#include "cuda/se_tail.h"
-{functors}using Parts = plantune::SeTailParts<{expression}, {layers}, {flags}>;
-using Kernel = plantune::SeTail<{element}, {channels}, {hidden}, {pixels}, Parts, {images},
+{operands}{functors}using Parts = plantune::SeTailParts<{expression}, {layers}, {flags}>;
+using Kernel = plantune::{tail}<{element}, {channels}, {hidden}, {pixels}, Parts, {images},
                                 {threads}, plantune::{matrix}>;"""
     + vector_kernel.ENTRIES
 )
-
-
-@dataclass(frozen=True)
-class SeTailParts(TailParts):
-    """A tail as threads divide it, with what comes before its mean."""
-
-    head: Head
-    pool: Node | None = None  # of the result, which leaves, too
-
-    @property
-    def pooled_type(self) -> str:
-        """What the kernel calls the pool's windows."""
-        if self.pool is None:
-            return "plantune::NoPool"
-        _, _, height, width = self.image.shape
-        sizes = (self.pool.attrs[key][0] for key in ("kernel", "stride", "padding"))
-        return f"plantune::TailPool<{', '.join(map(str, (*sizes, height, width)))}>"
-
-    def shared_bytes_at_most(self, config: Attrs) -> int:
-        """What plantune::SeTail declares: the sums of each group of pixels, and for both layers."""
-        _, channels, height, width = self.image.shape
-        images, threads, hidden = config["images"], config["threads"], self.tail.squeeze.width
-        # Pixels of an image that its threads take at once.
-        vectors = channels // vector_kernel.width(self.image)
-        groups = min(threads // images // vectors, height * width)
-        # Rows are padded so that threads that read several at once meet other banks.
-        sums = images * groups * (channels + 16) * 4
-        if self.pool is not None:
-            sums += images * self.image.size_bytes // self.image.shape[0]
-        squeeze = shared_bytes_at_most(hidden, channels, images, threads)
-        return int(sums + squeeze + shared_bytes_at_most(channels, hidden, images, threads))
 
 
 class SeTail(CudaFamily[SeTailParts]):
@@ -75,33 +60,50 @@ class SeTail(CudaFamily[SeTailParts]):
 
     name: ClassVar = "se_tail"
     image_layout = "nhwc"
+    mixes_types: ClassVar = True
 
     def read(self, step: Step) -> SeTailParts:
-        head, nodes = head_of(step)
+        copies = copies_of(step)
+        made = [node for node in step.nodes if node.name not in copies]
+        refuse({"there is nothing but casts": not made})
+        head, nodes = head_of(step, made)
         pool = nodes[-1] if len(nodes) > 1 and nodes[-1].op == "avg_pool2d" else None
         nodes = nodes if pool is None else nodes[:-1]
-        tail = squeeze_excite_of(step, nodes, any_function=True)
+        tail = squeeze_excite_of(step, nodes, copies, any_function=True)
+        also = next((name for name, source in copies.items() if source == tail.result), None)
+        parts = SeTailParts(step, tail, head, pool, also)
         type_, width = step.types[tail.image], tail.squeeze.width
         by_eights = type_.numel and type_.shape[1] % 8 == 0
         many = len(tail.means) > 2 or len(tail.gates) > 2
         refuse(
             {
-                **vector_kernel.not_an_element(type_.dtype),
+                **vector_kernel.not_an_element(*parts.dtypes),
                 f"channels are read by eights, got shape {type_.shape}": not by_eights,
                 f"it takes up to {HIDDEN_MAX} hidden channels, got {width}": width > HIDDEN_MAX,
                 "more than two shapes of the means or gates are read outside": many,
+                **_why_not_types(parts, copies),
                 **_why_not_pool(step, pool, tail.result),
             }
         )
-        return SeTailParts(step, tail, head, pool)
+        return parts
 
     def why_not_config(self, parts: SeTailParts, config: Attrs, arch: Arch) -> str | None:
-        return why_not_block(parts.image, config, parts.shared_bytes_at_most(config), arch)
+        declared = parts.shared_bytes_at_most(config)
+        needed = declared + self.shared_bytes(parts, config, arch)
+        most = arch.gpu.shared_memory_per_block_bytes
+        reason = why_not_block(parts, config, declared, arch)
+        over = f"it needs {needed} bytes of shared memory, a block has {most}"
+        return reason or first_reason({over: needed > most})
+
+    def shared_bytes(self, parts: SeTailParts, config: Attrs, arch: Arch) -> int:
+        return parts.shared_bytes_at_launch(config)
 
     def source(self, parts: SeTailParts, config: Attrs, arch: Arch) -> str:
         _, channels, height, width = parts.image.shape
         return SOURCE.format(
-            element=vector_kernel.ELEMENTS[parts.image.dtype],
+            operands=parts.operands() if parts.mixed else "",
+            tail="SeTailOf" if parts.mixed else "SeTail",
+            element="Operands" if parts.mixed else vector_kernel.ELEMENTS[parts.weight],
             channels=channels,
             hidden=parts.tail.squeeze.width,
             pixels=height * width,
@@ -122,7 +124,7 @@ class SeTail(CudaFamily[SeTailParts]):
         held = image.numel // n * images // threads  # elements of a thread, of each image it reads
         again = 1 + cost["held_again"] * (held > cost["held_elements"])
         work = parts.step.traffic_bytes / cost["bytes_per_us"] * again
-        work += 2 * products * image.torch_dtype.itemsize * blocks / cost["cached_bytes_per_us"]
+        work += 2 * products * DTYPES[parts.weight].itemsize * blocks / cost["cached_bytes_per_us"]
         # Tensor cores have columns for so many images, whether they are there or not.
         multiplied = blocks * IMAGES_MAX if by_tiles(config) else n
         work += 2 * products * multiplied / cost[f"{config['math']}_products_per_us"]
@@ -134,24 +136,23 @@ class SeTail(CudaFamily[SeTailParts]):
     def bind(self, parts: SeTailParts, config: Attrs, frame: Frame) -> Binding:
         tail, values, count = parts.tail, frame.values, parts.image.shape[0]
         blocks = -(-count // int(config["images"]))
-        kernel = vector_kernel.VectorKernel(frame.built, blocks, int(config["threads"]))
+        threads, shared = int(config["threads"]), parts.shared_bytes_at_launch(config)
+        kernel = vector_kernel.VectorKernel(frame.built, blocks, threads, shared)
         constants = _constants(parts, unit_of(config), frame)
         images = {
-            "x": parts.head.image,
-            "residual": tail.residual,
+            **dict(zip(("x", "residual"), parts.read, strict=True)),
             "offset": None if tail.offset in parts.step.constants else tail.offset,
-            "y": tail.result,
-            "unshifted": tail.unshifted,
-            "pooled": None if parts.pool is None else parts.pool.name,
+            **dict(zip(("y", "unshifted", "pooled", "also"), parts.stored, strict=True)),
             "hidden": tail.hidden,
         }
-        read = (parts.head.image, tail.residual)
         lists = {"means": tail.means, "gates": tail.gates}
 
         def launch(stream: int) -> None:
             pairs = {word: _pair(*(values[n] for n in names)) for word, names in lists.items()}
             arguments = constants.into(_Arguments, images, **pairs, images=count)
-            kernel.launch(stream, arguments, [values[name] for name in read if name is not None])
+            kernel.launch(
+                stream, arguments, [values[name] for name in parts.read if name is not None]
+            )
 
         return Binding(launch, constants=constants.all)
 
@@ -161,7 +162,7 @@ class _Arguments(ctypes.Structure):
 
     _fields_ = fields(
         "x weight1 bias1 weight2 bias2 scale shift residual offset y unshifted pooled "
-        "means:void_p[2] hidden gates:void_p[2] images:longlong"
+        "means:void_p[2] hidden gates:void_p[2] images:longlong also"
     )
 
 
@@ -179,15 +180,23 @@ def _constants(parts: SeTailParts, unit: int, frame: Frame) -> Constants:
     return Constants(
         frame,
         {
-            "weight1": (squeeze.weight, matrix(squeeze, parts.image, unit)),
-            "weight2": (excite.weight, matrix(excite, parts.image, unit)),
+            "weight1": (squeeze.weight, matrix(squeeze, step.types[squeeze.weight], unit)),
+            "weight2": (excite.weight, matrix(excite, step.types[excite.weight], unit)),
             **{
-                word: (name, in_rows(step.types[name]))
+                word: (name, _number(parts, name))
                 for word, name in vectors.items()
                 if name in step.constants
             },
         },
     )
+
+
+def _number(parts: SeTailParts, name: str) -> Arrangement:
+    """Beside operands of several types numbers are float32."""
+    type_ = parts.step.types[name]
+    if not parts.mixed:
+        return in_rows(type_)
+    return Arrangement(type_.shape, torch.float32, as_it_is, in_place=True)
 
 
 def _pair(*tensors: Tensor) -> ctypes.Array[ctypes.c_void_p]:
@@ -200,6 +209,19 @@ def _flags(parts: SeTailParts) -> str:
     saved = tail.means or tail.hidden or tail.gates
     flags = (tail.result, tail.unshifted, saved, head.scale or head.shift)
     return ", ".join((*map(cxx_bool, flags), parts.pooled_type))
+
+
+def _why_not_types(parts: SeTailParts, copies: Mapping[str, str]) -> dict[str, object]:
+    """Reasons to refuse types of operands, and whether they hold."""
+    tail, types = parts.tail, parts.step.types
+    own = {*tail.means, *tail.gates, parts.also}
+    brought = tail.offset if tail.offset not in parts.step.constants else None
+    weights = {types[layer.weight].dtype for layer in (tail.squeeze, tail.excite)}
+    return {
+        f"both weights are of one type, got {', '.join(sorted(weights))}": len(weights) > 1,
+        **(not_of(parts.step, "float32", brought) if parts.mixed else {}),
+        **{f"{name!r} is a copy that no kernel stores": name not in own for name in copies},
+    }
 
 
 def _why_not_pool(step: Step, pool: Node | None, result: str | None) -> dict[str, object]:

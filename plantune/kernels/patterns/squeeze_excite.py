@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from torch import Tensor
 
 from plantune.errors import IllegalCandidate
 from plantune.graph import Node, Step, TensorType
+from plantune.graph.free_casts import is_free_at_end
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.kernels.family import Parts
 from plantune.kernels.patterns.epilogue import offset_by, usual_chain
 from plantune.kernels.patterns.expression import ADDED, Chain
 from plantune.kernels.patterns.pointwise_conv import is_pointwise
+
+NO_COPIES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,21 @@ class TailParts(Parts):
         return self.step.types[self.tail.image]
 
 
-def head_of(step: Step) -> tuple[Head, Sequence[Node]]:
-    """The head of a step, and its nodes from the mean on."""
-    nodes, numbers = list(step.nodes), dict[str, str]()
+def copies_of(step: Step) -> dict[str, str]:
+    """The casts that only leave a contracted step, and what each is a copy of."""
+    read = {value for node in step.nodes for value in node.inputs}
+    return {
+        node.name: node.inputs[0]
+        for node in step.nodes
+        if node.name not in read
+        and node.inputs
+        and is_free_at_end(node, step.types[node.inputs[0]])
+    }
+
+
+def head_of(step: Step, nodes: Sequence[Node]) -> tuple[Head, Sequence[Node]]:
+    """The head of these nodes of a step, and those from the mean on."""
+    nodes, numbers = list(nodes), dict[str, str]()
     image = last = nodes[0].inputs[0]
     for op in ("mul", "add"):
         if nodes[0].op == op:
@@ -98,11 +114,16 @@ def _is_number(step: Step, name: str) -> bool:
 
 
 def squeeze_excite_of(
-    step: Step, nodes: Sequence[Node], *, any_function: bool = False
+    step: Step,
+    nodes: Sequence[Node],
+    copies: Mapping[str, str] = NO_COPIES,
+    *,
+    any_function: bool = False,
 ) -> SqueezeExcite:
     """Reads these last nodes of a step; raises IllegalCandidate with the reason.
 
-    Where the kernel takes `any_function` of the table, it need not be relu, and sigmoid.
+    Means and gates may leave as `copies`, too. Where the kernel takes `any_function` of the table,
+    it need not be relu, and sigmoid.
     """
     chain = _Chain(step, nodes)
     firsts, seconds = (tuple(FUNCTIONS),) * 2 if any_function else (("relu",), ("sigmoid",))
@@ -128,7 +149,7 @@ def squeeze_excite_of(
         unshifted = before if before != result else None
     if chain.rest:
         raise IllegalCandidate(f"{chain.rest[0].op} at {chain.rest[0].name!r} has no place")
-    left = _Leaving(step, nodes)
+    left = _Leaving(step, nodes, copies)
     read = SqueezeExcite(
         image=image,
         squeeze=squeeze,
@@ -150,17 +171,23 @@ def squeeze_excite_of(
 class _Leaving:
     """The values of some nodes that leave the step, until a part has taken each."""
 
-    def __init__(self, step: Step, nodes: Sequence[Node]) -> None:
+    def __init__(self, step: Step, nodes: Sequence[Node], copies: Mapping[str, str]) -> None:
         made = {node.name for node in nodes}
         self.names = [name for name, _ in step.outputs if name in made]
+        self.copies = copies
 
     def of(self, *wanted: str) -> tuple[str, ...]:
-        found = tuple(name for name in wanted if name in self.names)
+        """Those that leave, and their copies."""
+        copies = tuple(name for name, source in self.copies.items() if source in wanted)
+        found = tuple(name for name in wanted if name in self.names) + copies
         self.names = [name for name in self.names if name not in found]
         return found
 
     def one(self, wanted: str | None) -> str | None:
-        return next(iter(self.of(wanted)), None) if wanted is not None else None
+        if wanted is None or wanted not in self.names:
+            return None
+        self.names.remove(wanted)
+        return wanted
 
     def require_none(self) -> None:
         if self.names:

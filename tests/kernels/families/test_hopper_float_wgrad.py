@@ -11,7 +11,7 @@ from plantune.base.canonical import Attrs
 from plantune.devices.cuda.flags import flags
 from plantune.kernels.families.hopper_float_wgrad import FAMILY
 from plantune.kernels.family import Candidate
-from plantune.kernels.registry import why_not
+from plantune.kernels.registry import resolve, why_not
 from plantune.measure.trial import NANS, Trial
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
@@ -151,7 +151,7 @@ def test_two_planes_have_more_digits_than_tf32(step_of, name):
     step = step_of(emit, "float32")
     candidate = Candidate("hopper_float_wgrad", Attrs(math="tf32", **chosen))
     data = {name: torch.randn(type_.shape, device="cuda") for name, type_ in step.inputs}
-    trial = Trial(step, candidate, ARCH)
+    trial = Trial(resolve(step, candidate), ARCH)
     trial.put_data(data)
     ((made, _),) = step.outputs
     exact = step.evaluate({name: x.double() for name, x in data.items()}, torch.float64)[made]

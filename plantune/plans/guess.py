@@ -124,10 +124,10 @@ CUDA_PREFERENCES = (
     Preference("pool", {"layout": "nhwc"}),
     Preference("pool_grad", {"layout": "nhwc"}),
     Preference("pointwise_sum"),
-    Preference("pointwise", {"layout": "nhwc"}),
-    Preference("pointwise", {"layout": "nchw"}),  # of what has not four dimensions
     Preference("cast", {"layout": "nhwc"}),
     Preference("cast"),
+    Preference("pointwise", {"layout": "nhwc"}),
+    Preference("pointwise", {"layout": "nchw"}),  # of what has not four dimensions
     Preference("view"),
     Preference("framework", {"layout": "nhwc"}),
 )
@@ -198,12 +198,28 @@ class _Chooser:
         if candidate is None:
             raise IllegalCandidate(f"no candidate runs step {step.name!r} on {space.arch.name}")
         candidate = _reading(step, candidate, self._strided, space)
-        candidate = _following(step, candidate, self._layouts, space)
+        if candidate.family == "cast":
+            candidate = self._cast(step, candidate)
+        else:
+            candidate = _following(step, candidate, self._layouts, space)
         if candidate.family == "framework" and _strides(step):
             self._strided.update(made)
         family = family_named(candidate.family)
         demanded = family.layouts(family.parts(step), candidate.config)
         self._layouts |= {name: demanded.get(name, "nchw") for name in made}
+        return candidate
+
+    def _cast(self, step: Step, candidate: Candidate) -> Candidate:
+        """A cast reads an image as it lies, and brings it into nhwc for layers that want it so."""
+        node, constant = step.nodes[0], step.phase == "refresh"
+        if len(node.types[0].shape) != 4 or constant or node.inputs[0] in step.constants:
+            return candidate
+        read = self._layouts[node.inputs[0]]
+        images = not BY_LAYOUT_OF_IMAGE.isdisjoint(n.op for n in self._graph.consumers[node.name])
+        for made in ("nhwc", read) if images else (read,):
+            other = Candidate("cast", Attrs(source_layout=read, layout=made))
+            if why_not(step, other, self._space) is None:
+                return other
         return candidate
 
     def _preferred(self, step: Step) -> Candidate | None:
@@ -334,9 +350,6 @@ def _following(
     makes = any(len(type_.shape) == 4 for _, type_ in step.outputs)
     if not images and makes:
         images = {"nchw"}
-    if candidate.family == "cast" and len(images) == 1 and step.phase != "refresh":
-        other = Candidate("cast", Attrs(candidate.config, source_layout=images.pop()))
-        return candidate if why_not(step, other, space) else other
     if candidate.family not in ANY_LAYOUT or len(images) != 1 or step.phase == "refresh":
         return candidate
     other = Candidate(candidate.family, Attrs(candidate.config, layout=images.pop()))

@@ -224,13 +224,17 @@ def _round_us(call: Runnable, count: int) -> float:
 
 
 def measured(
-    name: str, dialect: str, work: str, batch: int, rivals: Sequence[str], turns: IO[str] | None
+    name: str,
+    dialect: str,
+    work: str,
+    batch: int,
+    rivals: Sequence[tuple[str, str]],
+    turns: IO[str] | None,
 ) -> dict[str, Any]:
     """One row of the table; a rival that fails says why."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     row, calls, failures = Row(name, DIALECTS[dialect], work, batch, device), {}, {}
-    routes = [(route, layout) for route in ("plantune", *rivals) for layout in LAYOUTS]
-    for route, layout in routes:
+    for route, layout in (*(("plantune", layout) for layout in LAYOUTS), *rivals):
         title = f"{route} {layout}"
         torch._dynamo.reset()
         try:
@@ -282,6 +286,7 @@ def main() -> None:
     parser.add_argument("--works", nargs="+", choices=BATCHES, default=list(BATCHES))
     parser.add_argument("--dialects", nargs="+", choices=DIALECTS, default=list(DIALECTS))
     parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS))
+    parser.add_argument("--rival-layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     parser.add_argument("--batch", type=int, help="instead of 128 images, and 2,048 in training")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--turns", type=argparse.FileType("a"), metavar="FILE")
@@ -289,11 +294,12 @@ def main() -> None:
     if given.turns is not None:
         fcntl.flock(given.turns, fcntl.LOCK_SH)
     torch.backends.cudnn.benchmark = True
+    rivals = [(route, layout) for route in given.rivals for layout in given.rival_layouts]
     rows = []
     for work in given.works:
         for dialect in given.dialects:
             batch = given.batch or BATCHES[work]
-            rows.append(measured(given.network, dialect, work, batch, given.rivals, given.turns))
+            rows.append(measured(given.network, dialect, work, batch, rivals, given.turns))
             print(shown(rows[-1]), flush=True)
             if given.json:
                 environment = environment_of(

@@ -387,5 +387,5 @@ def _first(step: Step, space: SearchSpace, preferences: Sequence[Preference]) ->
             if preference.admits(step, candidate) and can_be_guessed(step, candidate)
         ]
         if admitted:
-            return min(admitted, key=partial(estimate_us, step))
+            return min(admitted, key=partial(estimate_us, step, arch=space.arch))
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -146,11 +146,21 @@ def _node_us(step: Step, node: Node, cost: Mapping[str, float], arch: Arch, in_r
         work = max(flops / cost["flops_per_us"], moved / bytes_per_us)
         if _converts(inputs, in_rows):
             launch_us, work = launch_us + cost["converts_us"], work + 2 * moved / bytes_per_us
+    if "kernel" in node.attrs and "pool_taps_per_us" in cost:
+        taps = max(inputs[0].numel, node.types[0].numel) * _taps_of_each(node)
+        work = max(work, taps / cost["pool_taps_per_us"])
     if node.op in PLACES:
         pooled = min(type_.numel for type_ in (*inputs, *node.types))
         each_us = pointwise[0] + 2 * PLACE_BYTES * pooled / pointwise[1]
         work += PLACES[node.op] * each_us
     return launch_us + work * slowdown(flops, moved, (t.dtype for t in node.types), arch)
+
+
+def _taps_of_each(node: Node) -> float:
+    """Of the larger image of a pool or of its gradient: in how many windows each element is."""
+    attrs: Any = node.attrs
+    (rows, columns), (down, along) = attrs["kernel"], attrs["stride"]
+    return float(rows * columns / (down * along))
 
 
 def _converts(images: Sequence[TensorType], in_rows: bool) -> bool:

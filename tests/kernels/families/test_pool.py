@@ -11,7 +11,7 @@ from plantune.base.canonical import Attrs
 from plantune.kernels.cuda import pool_window
 from plantune.kernels.families.pool import FAMILY
 from plantune.kernels.family import Candidate
-from plantune.kernels.registry import resolve
+from plantune.kernels.registry import estimate_us, resolve
 from plantune.measure.trial import NUMBERS, Trial
 from plantune.space.arch import load_arch
 
@@ -134,6 +134,15 @@ def test_of_large_images_nhwc_is_the_quicker_layout(step_of):
     }
     assert us["nhwc"] == pytest.approx(272, rel=0.2)
     assert us["nchw"] == pytest.approx(554, rel=0.2)
+
+
+@pytest.mark.parametrize(("stride", "torchs_us"), [(1, 2956), (2, 920)])
+def test_torchs_pools_are_known_to_be_slow(step_of, stride, torchs_us):
+    """In float16 (H200, 2026-11-29)."""
+    emit = pool("max_pool2d", (10, 480, 224, 224), (3, 3), (stride, stride))
+    candidate = Candidate("framework", Attrs(layout="nhwc"))
+    us = estimate_us(step_of(first(emit), "float16"), candidate, load_arch("sm90"))
+    assert us == pytest.approx(torchs_us, rel=0.25)
 
 
 @pytest.mark.gpu

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
+from plantune.graph.free_casts import widens
 from plantune.graph.graph import Graph, Node, output_names
 from plantune.graph.ops import op_named
+from plantune.graph.ops.cast import INSERTED
 from plantune.graph.ops.functions import FUNCTIONS
 
 # As quick as reading the result, and part of the kernels that read it.
@@ -22,20 +25,37 @@ def recomputed(graph: Graph) -> Graph:
     less, and may compute the value within a larger kernel. An input is read only if the backward
     pass reads it anyway: its owner may overwrite it where eager has kept what followed from it.
 
+    Likewise what torch widens to combine it with float32: the narrow value is kept, as by eager.
+
     Likewise the result of a batch norm of which the gradient of an activation is the only reader,
     as of a GELU: the norm's own gradient, for which that is, reads all that it follows from.
     """
-    chosen = frozenset(value for value in graph.saved if _costs_nothing(graph, value))
-    found = _Again(graph, chosen).graph() if chosen else graph
+    sources = {v: s for v in graph.saved if (s := _widened(graph, v)) is not None}
+    others = (value for value in graph.saved if _costs_nothing(graph, value))
+    chosen = frozenset((*sources, *others))
+    found = _Again(graph, chosen, {*sources.values()}).graph() if chosen else graph
     return _with_norms_again(found)
 
 
 def _costs_nothing(graph: Graph, value: str) -> bool:
     node = graph.producers.get(value)
-    if node is None or not _follows(graph, node):
-        return False
+    return node is not None and _follows(graph, node) and _is_read_by_arithmetic(graph, value)
+
+
+def _is_read_by_arithmetic(graph: Graph, value: str) -> bool:
+    """Whether all that read a value in the backward pass share a kernel with what makes it."""
     readers = [n for n in graph.consumers[value] if n.name in graph.backward_nodes]
     return all(reader.op in SUMS or op_named(reader.op).pointwise for reader in readers)
+
+
+def _widened(graph: Graph, value: str) -> str | None:
+    """The narrower value of which torch made this one, if that can be kept for it."""
+    cast = graph.producers.get(value)
+    if cast is None or INSERTED not in cast.attrs or not widens(cast):
+        return None
+    (source,) = cast.inputs
+    made = source in graph.producers and graph.types[source].torch_dtype.itemsize == 2
+    return source if made and _is_read_by_arithmetic(graph, value) else None
 
 
 def _follows(graph: Graph, node: Node) -> bool:
@@ -98,9 +118,9 @@ def _norm_again(graph: Graph, value: str, gradient: Node) -> Node:
 class _Again:
     """Puts each chosen value's node once more before the first backward node that reads it."""
 
-    def __init__(self, graph: Graph, chosen: frozenset[str]) -> None:
+    def __init__(self, graph: Graph, chosen: frozenset[str], sources: Collection[str]) -> None:
         self._graph, self._chosen = graph, chosen
-        self._there = (set(graph.saved) | graph.constants) - chosen
+        self._there = (set(graph.saved) | graph.constants | {*sources}) - chosen
         self._names = set(graph.types)
         self._now: dict[str, str] = {}
         self._nodes: list[Node] = []

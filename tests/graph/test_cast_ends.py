@@ -126,7 +126,7 @@ def test_a_network_under_autocast_has_the_groups_that_it_has_in_16_bits(trains: 
     assert ("conv2d", "add", "relu", "add") in ops
     assert ("mul", "add", *tail, "reshape", "mul", "add", "relu") in ops
     if trains:
-        assert ("conv2d_dgrad", "sum_to", "relu_grad", "sum_to") in ops
+        assert ("conv2d_dgrad", "sum_to", "apart_grad", "sum_to") in ops
         assert ("conv2d_wgrad",) in ops
 
 

@@ -10,10 +10,13 @@ from plantune.errors import IllegalCandidate
 from plantune.graph import Node, Step
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.ops.pointwise import numbers_apart
+from plantune.graph.types import DTYPES
 from plantune.kernels.family import Parts
 from plantune.kernels.legality import READ_OUTSIDE, not_of, refuse
 from plantune.kernels.patterns.expression import ADDED, Chain, functions_in
 from plantune.kernels.weights.constants import Arrangement, channel_values
+
+APART = ("float16", "bfloat16")  # as which a sum is kept
 
 
 @dataclass(frozen=True)
@@ -206,8 +209,8 @@ def offset_by(node: Node) -> str:
     """What a chain calls the addition of an offset; "apart" with other numbers than a dtype's."""
     if node.op != "add_apart":
         return "offset"
-    usual = node.attrs == numbers_apart(node.types[0].torch_dtype)
-    return f"apart.{node.types[0].dtype}" if usual else "apart"
+    of = (dtype for dtype in APART if numbers_apart(DTYPES[dtype]) == node.attrs)
+    return next((f"apart.{dtype}" for dtype in of), "apart")
 
 
 def channel_parts(

@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 from plantune.graph.ops import op_named
+from plantune.graph.ops.cast import INSERTED
 from plantune.graph.ops.pointwise import numbers_apart
 from plantune.graph.passes.differentiate import differentiate
-from plantune.graph.tracing.extract import extract
+from plantune.graph.tracing.arguments import Arguments
+from plantune.graph.tracing.extract import extract, extract_with_outputs
 from plantune.graph.types import TensorType
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.runtime.proof.cases import evaluated
@@ -107,3 +109,54 @@ def test_nan_and_infinity_pass():
     assert z[1] == float("inf")
     dx = op_named("apart_grad").evaluate((torch.ones_like(x), z, b), {})[0]
     assert dx.tolist() == [1.0, 1.0]
+
+
+def under_autocast(module, dtype=torch.float16, wrt=("x", "number", "conv.weight")):
+    """Float32 parameters, whose sum with a ReLU's result is cast for the convolution."""
+    arguments = Arguments((TensorType((2, 8, 5, 4)),), autocast=("cuda", dtype))
+    return differentiate(extract_with_outputs(module.float().train(), arguments)[0], wrt)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_under_autocast_the_cast_sum_alone_is_kept(dtype):
+    graph = under_autocast(Shifted(), dtype)
+    assert {"add_apart", "apart_grad"} <= ops(graph)
+    assert not {"add", "relu_grad"} & ops(graph)
+    made = [name for name in graph.saved if name in graph.producers and name not in graph.constants]
+    assert [graph.types[name].torch_dtype for name in made] == [dtype]
+    (rounded,) = (node for node in graph.nodes if node.inputs == ("number",) and node.op == "cast")
+    assert rounded.name in graph.constants
+    assert INSERTED not in rounded.attrs  # no kernel may compare with the number as it is
+
+
+def test_under_autocast_what_others_read_in_float32_is_kept():
+    assert not {"add_apart", "apart_grad"} & ops(under_autocast(Shifted(beside=True)))
+
+
+@pytest.mark.parametrize("number", [0.0, 1e-7, 0.3, -0.3, 1 / 3, -2.0003, 1000.1, -1000.3])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_cast_sum_says_whether_something_was_added(dtype, number):
+    """To a number that the dtype does not have: the sum is compared with what it rounds to."""
+    every = torch.arange(1 << 15, dtype=torch.int16).view(dtype)
+    x, b = every[every.isfinite()].float(), torch.tensor([number])
+    apart = op_named("add_apart").evaluate((x, b), numbers_apart(dtype))[0].to(dtype)
+    kept = (torch.ones_like(x), apart.float(), b.to(dtype).float())
+    dx = op_named("apart_grad").evaluate(kept, {})[0]
+    floor = 2.0**-126 if number == 0 else 0.0
+    assert torch.equal(dx[x > floor] > 0, (x > 0)[x > floor])
+    assert dx[0] == 0
+
+
+def test_under_autocast_gradients_are_those_of_float64():
+    torch.manual_seed(0)
+    module = Shifted()
+    graph = under_autocast(module)
+    x, dy = torch.randn(2, 8, 5, 4) * 1e-3, torch.randn(2, 8, 5, 4).half()
+    names = [name for name, _ in graph.output_gradients]
+    values = {"x": x, **dict(module.named_parameters()), names[0]: dy}
+    known = evaluated(graph, values)
+    wide = x.double().requires_grad_()
+    module.double()(wide).backward(dy.double())
+    found = known[dict(graph.gradients)["x"]]
+    assert torch.equal(found != 0, wide.grad != 0)
+    torch.testing.assert_close(found.double(), wide.grad, rtol=2e-2, atol=2e-2)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from plantune import optimize
 from plantune.graph.fusions import fusions_named, groups_from
 from plantune.graph.passes.differentiate import differentiate
-from plantune.graph.tracing.extract import extract
+from plantune.graph.tracing.arguments import Arguments
+from plantune.graph.tracing.extract import extract, extract_with_outputs
 from plantune.graph.types import TensorType
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.runtime.proof.cases import evaluated
@@ -100,6 +101,19 @@ def test_gradients_stay_what_they_are():
     got = torch.autograd.grad(tuned(x), list(tuned.parameters()), dy)
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_what_torch_widens_is_kept_as_it_was():
+    """A convolution of 16 bits whose result is combined with float32 scalars."""
+    arguments = Arguments((IMAGE,), autocast=("cuda", torch.float16))
+    module = Scaled(lambda u: u * u.mean((2, 3), keepdim=True))
+    graph = differentiate(extract_with_outputs(module, arguments)[0])
+    kept = {
+        graph.producers[v].op: graph.types[v].dtype for v in graph.saved if v in graph.producers
+    }
+    assert kept["conv2d"] == "float16"
+    assert "cast" not in {op for op, dtype in kept.items() if dtype == "float32"}
+    assert anew(graph) == ["cast", "mul", "add"]
 
 
 class Normed(nn.Module):

@@ -42,7 +42,8 @@ from plantune.runtime.summary import headline_of, runs_of
 from plantune.search.first_interrupt import FirstInterrupt, first_interrupt
 from plantune.search.keeping import KeepingDatabase
 from plantune.search.results import Report, Result, SearchOptions, silent
-from plantune.search.session import KEPT_EARLY, Manner, Sought, search_plan
+from plantune.search.session import KEPT_EARLY, Manner, search_plan
+from plantune.search.sought import Sought
 
 # What keeps a search from a machine that is busy, too small or broken. The module runs there.
 NO_SEARCH = (Busy, MeasureTimeout, NotEnoughMemory, WorkerDied)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-GIVEN = ("graph", "problem", "options", "database", "here", "report")
+from plantune.search.sought import Sought
 
 
+@dataclass
 class GivenSearch:
     """Knows what a search is made for."""
 
-    graph: Any
-    problem: Any
+    sought: Sought
     options: Any
     database: Any
     here: Any
     report: Any
-
-    def __init__(self, *given: Any, tape: Any = None) -> None:
-        vars(self).update(zip(GIVEN, given, strict=True))
-        self.tape = tape
+    board: Any = None

@@ -25,6 +25,8 @@ from plantune.search.results import Progress, Result, StepsSum
 from plantune.space.search_space import load_search_space
 from plantune.tuning import sought_for
 
+from .fake_search import GivenSearch
+
 ROOT = Path(__file__).resolve().parents[1]
 RACE: Any = object()
 X = torch.randn(2, 3, 8, 8)
@@ -56,29 +58,26 @@ def by_hand(module: nn.Module) -> Plan:
     return hand_plan(sought.graph, space, network="Net", without=("winograd",))
 
 
-class FakeSearch:
+class FakeSearch(GivenSearch):
     """Finds the plan by hand; `during` happens in the search, `saving` while it is saved."""
 
     during: Callable[[], None]
     saving: Callable[[], None]
     raced: bool
 
-    def __init__(
-        self, graph: Any, problem: Any, settings: Any, database: Any, *others: Any, tape: Any
-    ) -> None:
-        self._database, self._here, self._report = database, *others
-        space = load_search_space("cpu")
-        self.plan = hand_plan(graph, space, network=problem.network, without=("winograd",))
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.plan = self.sought.by_hand(("winograd",))
 
     def run(self, worker: Any) -> Result:
         type(self).during()
-        self._report(Progress("measuring", "", 1, 2, 9, StepsSum(), StepsSum(), 50.0))
-        self._database.put_plan(self.plan, self._here)
+        self.report(Progress("measuring", "", 1, 2, 9, StepsSum(), StepsSum(), 50.0))
+        self.database.put_plan(self.plan, self.here)
         return Result(self.plan, True, RACE)
 
     def partial(self) -> Result:
         type(self).saving()
-        self._database.put_plan(self.plan, self._here, partial=not self.raced)
+        self.database.put_plan(self.plan, self.here, partial=not self.raced)
         return Result(self.plan, False, RACE if self.raced else None)
 
 

@@ -29,13 +29,11 @@ from plantune.errors import (
 )
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.rows import SCHEMA_VERSION
-from plantune.plans.guess import hand_plan
 from plantune.plans.plan import Plan
 from plantune.runtime.calls import choose
 from plantune.search.results import Progress, Result, StepsSum
 from plantune.search.search import Search
 from plantune.search.session import key_of
-from plantune.space.search_space import load_search_space
 from plantune.tuning import sought_for
 
 from .fake_search import GivenSearch
@@ -62,8 +60,7 @@ class FakeSearch(GivenSearch):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         FakeSearch.made.append(self)
-        space, network = load_search_space("cpu"), self.problem.network
-        self.plan = hand_plan(self.graph, space, network=network, without=("winograd",))
+        self.plan = self.sought.by_hand(("winograd",))
 
     def run(self, worker: Any) -> Result:
         self.report(
@@ -105,7 +102,7 @@ def test_it_runs_from_the_plan_that_was_found_and_so_does_optimize_later(
     module = Net().eval()
     model = tuned(module, budget=7)
     (search,) = fake.made
-    assert (search.options.budget_s, len(search.tape.inputs)) == (7, 2)
+    assert (search.options.budget_s, len(search.sought.tape.inputs)) == (7, 2)
     later = plantune.optimize(nn.ModuleDict({"inner": module})["inner"], *INPUTS, **NAMED)
     for each in (model, later):
         torch.testing.assert_close(each(*INPUTS, **NAMED), module(*INPUTS, **NAMED))
@@ -117,8 +114,8 @@ def test_in_training_the_graph_has_gradients_of_what_trains(fake: type[FakeSearc
     module.head.requires_grad_(False)
     tuned(module, mode="train")
     (search,) = fake.made
-    assert {name for name, _ in search.graph.gradients} == {"conv.weight", "conv.bias"}
-    assert search.tape.trained == ("conv.weight", "conv.bias")
+    assert {name for name, _ in search.sought.graph.gradients} == {"conv.weight", "conv.bias"}
+    assert search.sought.tape.trained == ("conv.weight", "conv.bias")
 
 
 def test_a_budget_that_is_too_short_for_a_race_is_said(

@@ -48,7 +48,7 @@ def _seconds(options: Mapping[str, Any]) -> float:
 def search(tuned: TunedModule, pool: ProgramPool, seconds: float) -> None:
     """As `plantune.tune` does; a run without a budget loads nothing for it."""
     from plantune.graph.tracing.tape import tape_of
-    from plantune.search.session import Sought
+    from plantune.search.sought import Sought
     from plantune.tuning import reporting, search_for
 
     calls = tuned._calls

@@ -78,7 +78,7 @@ def _missing(chosen: Chosen, raced: Iterable[str]) -> list[str]:
 
 def _judged(chosen: Chosen, race: Race, log: MachineLog) -> Plan:
     """The plan as a search would store it after this race."""
-    from plantune.search.judgement import judged_alone, plain_graph
+    from plantune.search.contenders.judgement import judged_alone, plain_graph
     from plantune.space.search_space import load_search_space
 
     plan, workload = replace(chosen.plan, origin=MEASURED), chosen.workload

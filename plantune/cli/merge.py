@@ -68,7 +68,7 @@ def _raced(conflict: Conflict, budget_s: float) -> StoredPlan | None:
     from plantune.cli.lookup import worker_for
     from plantune.measure.timing import Effort
     from plantune.plans.plan import is_for, named_as
-    from plantune.search.ranking import fastest
+    from plantune.search.contenders.comparison import fastest
 
     first = conflict.plans[0].stored
     problem = first.plan.problem

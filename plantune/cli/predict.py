@@ -25,7 +25,8 @@ from plantune.plans.precisions import trial_key
 from plantune.plans.workload import Workload
 from plantune.report.tables import bytes_text, config_text, counted, table, us_text
 from plantune.search.keeping import KeepingDatabase
-from plantune.search.predict import Check, PredictedStep, Prediction, Predictor
+from plantune.search.predict import Check, Predictor
+from plantune.search.predicted import PredictedStep, Prediction
 from plantune.space.arch import Arch, load_arch
 
 REASON_LENGTH = 160

@@ -151,8 +151,9 @@ def _search(console: Console, place: Path | None, workload: Workload, how: How) 
     from plantune.cli.search_report import is_lost, show_result
     from plantune.measure.machine_state import Machine, gpu_watcher
     from plantune.search.keeping import KeepingDatabase
-    from plantune.search.session import Manner, Sought, search_plan
+    from plantune.search.session import Manner, search_plan
     from plantune.search.shared.slots import environment_on
+    from plantune.search.sought import Sought
 
     began: float = click.get_current_context().meta[BEGAN]
     with interrupts() as stop, database(place, read_only=False) as opened:

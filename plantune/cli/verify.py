@@ -87,7 +87,7 @@ def _measured(place: Path | None, chosen: Chosen, race: Race) -> int | None:
     on; gives its new id.
     """
     from plantune.plans.database.proofs import remember_proof
-    from plantune.search.judgement import judged_alone
+    from plantune.search.contenders.judgement import judged_alone
 
     here = environment_here(chosen.workload.arch)
     if chosen.id is not None and chosen.match == "exact" and chosen.plan.origin != PREDICTED:

@@ -11,6 +11,7 @@ from functools import partial
 
 from plantune.devices.host import cxx_compiler, give_way
 from plantune.errors import BuildError, PlantuneError
+from plantune.measure.limits import REASON_LENGTH
 from plantune.measure.worker.builder import Builder
 from plantune.measure.worker.client import Worker
 from plantune.plans.planner.candidates import LONG_BUILD_S, Key, StepCandidate
@@ -68,7 +69,8 @@ class Builds:
     def failure(self, candidate: StepCandidate) -> str | None:
         """Why it does not build, if that is known."""
         source = self._source_of(candidate)
-        return None if source is None else self._state.get(source) or None
+        found = None if source is None else self._state.get(source)
+        return found[:REASON_LENGTH] if found else None
 
     @property
     def built(self) -> frozenset[Hashable]:
@@ -148,32 +150,39 @@ class Times:
 
 
 @contextmanager
-def builds_for(arch: Arch, worker: Worker, *others: Worker) -> Iterator[Builds]:
+def builds_for(arch: Arch, *workers: Worker) -> Iterator[Builds]:
     """Builds while workers measure: for GPUs on the other cores, for a CPU in a process that is
     paused while a worker times.
     """
-    workers = (worker, *others)
     if arch.kind == "cpu":
-        builder = Builder(worker)
-        # Its start would disturb the first times; without a compiler nothing may ever be built.
-        prepare = builder.start if cxx_compiler() is not None else list
-        times = Times(builder.pause)
-        for each in workers:
-            each.on_stage = times.of(each)
-        build = partial(_build_in, builder, arch)
-        builds = Builds(build, partial(built_as, arch), 1, prepare, pauses=True)
-    else:
-        builder = None
-        threads = max(len(os.sched_getaffinity(0)) - CORES_LEFT_FREE - len(others), 1)
-        builds = Builds(partial(_build_here, arch), partial(_source, arch), threads)
+        with _paused_builds(arch, workers) as builds:
+            yield builds
+        return
+    threads = max(len(os.sched_getaffinity(0)) - CORES_LEFT_FREE - len(workers[1:]), 1)
+    builds = Builds(partial(_build_here, arch), partial(_source, arch), threads)
     try:
         yield builds
     finally:
         builds.close()
-        if builder is not None:
-            for each in workers:
-                each.on_stage = lambda stage: None
-            builder.close()
+
+
+@contextmanager
+def _paused_builds(arch: Arch, workers: Sequence[Worker]) -> Iterator[Builds]:
+    builder = Builder(workers[0])
+    # Its start would disturb the first times; without a compiler nothing may ever be built.
+    prepare = builder.start if cxx_compiler() is not None else list
+    times = Times(builder.pause)
+    for each in workers:
+        each.on_stage = times.of(each)
+    build = partial(_build_in, builder, arch)
+    builds = Builds(build, partial(built_as, arch), 1, prepare, pauses=True)
+    try:
+        yield builds
+    finally:
+        builds.close()
+        for each in workers:
+            each.on_stage = lambda stage: None
+        builder.close()
 
 
 def _build_in(builder: Builder, arch: Arch, candidate: StepCandidate) -> None:

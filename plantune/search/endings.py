@@ -12,13 +12,12 @@ from plantune.plans.database.opening import now_text
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.rows import COMPLETE, Found, StoredPlan
 from plantune.plans.database.validation import check_stored_plan
-from plantune.plans.guess import default_plan
 from plantune.plans.plan import EAGER, Plan, named_as
 from plantune.plans.problem import Problem
-from plantune.search.known import plan_in_use, plan_without_search
-from plantune.search.ranking import choose_alike
-from plantune.search.stages import FAILURES, Failed
-from plantune.space.search_space import SearchSpace
+from plantune.search.contenders.contender import choose_alike
+from plantune.search.contenders.known import plan_in_use, plan_without_search
+from plantune.search.contenders.racing import FAILURES, Failed
+from plantune.search.sought import Sought
 
 # After these no plan is left: all failed, or the framework gives nothing to compare one with.
 NOTHING_LEFT = (CannotJudge, NoViableCandidate)
@@ -43,9 +42,7 @@ def why_needless(graph: Graph, problem: Problem) -> str | None:
 class Endings:
     """Keeps what runs in the place of a plan of the search. `failed` grows as plans fail."""
 
-    graph: Graph
-    space: SearchSpace
-    network: str
+    sought: Sought
     database: PlanDatabase
     environment: Environment
     failed: list[Failed] = field(default_factory=list)
@@ -54,7 +51,7 @@ class Endings:
         """The plan that calls use already, as it is stored, unless it failed; else what runs
         without a plan, which needs no race.
         """
-        plain = plan_without_search(self.graph, self.space, network=self.network)
+        plain = plan_without_search(self.sought)
         known = plan_in_use(plain, self.database, self.environment)
         if known is not None and not self._has_failed(known.plan):
             return known.plan, known
@@ -80,8 +77,8 @@ class Endings:
             warn(text)
 
     def _eager(self) -> Plan:
-        return replace(default_plan(self.graph, self.space, network=self.network), route=EAGER)
+        return replace(self.sought.of_framework[0], route=EAGER)
 
     def _has_failed(self, plan: Plan) -> bool:
-        own = named_as(plan, self.graph)
+        own = named_as(plan, self.sought.graph)
         return any(choose_alike(own, each.plan) for each in self.failed)

@@ -5,13 +5,15 @@ and the plan and the messages say what disturbed them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from plantune.base.outcome import Measured, Outcome
-from plantune.measure.machine_state import SLOW, Machine, State
+from plantune.devices.gpus import Slot
+from plantune.measure.machine_state import SLOW, Machine, State, gpu_watcher, machine_for
 from plantune.search.budget import Budget
+from plantune.space.arch import Arch
 
 # How old a reading of the machine's speed may be, and how long to wait for a better one.
 FRESH_S = 2.0
@@ -83,6 +85,12 @@ class MachineLog:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.snapshots: dict[str, State] = {}
+
+    @staticmethod
+    def of(arch: Arch, slots: Sequence[Slot]) -> MachineLog:
+        """Of the machine on whose first slot a search ranks and races."""
+        gpu = slots[0].gpu if slots else None
+        return MachineLog(machine_for(arch.kind, gpu_watcher(arch.name, gpu)))
 
     def snapshot(self, stage: str) -> State:
         """Keeps what the machine did since the last one."""

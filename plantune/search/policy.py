@@ -109,7 +109,7 @@ CLOSE = {"cpu": 0.1, "cuda": 0.06}
 MOST_CLOSE = 4
 # Plans are timed until the median of each beside the others' is known to this part. On a CPU where
 # its memory lies moves a plan by 2.5 %: rounds that say more cost time and change no choice (20 of
-# 33 s at 4 ms a call, by the simulation in tests/search/test_plans_by_makes.py).
+# 33 s at 4 ms a call, by the simulation in tests/search/contenders/test_plans_by_makes.py).
 RANKED_TO = {"cpu": 0.02, "cuda": 0.005}
 # How often each of them is made, by kind of arch: two makes of one plan took 4.49 and 4.83 ms in
 # turns with each other (se_resnet9_fixup, 4 images, 2 cores, 2026-11-23), because of where their

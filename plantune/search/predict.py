@@ -6,99 +6,39 @@ only parts of the cheapest cover are built, until all of it is.
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from plantune.base.outcome import Rejected
-from plantune.devices.cuda.build import Binary
 from plantune.errors import BuildError, NoViableCandidate
 from plantune.graph import Attrs, Graph, Step
 from plantune.kernels.build import build
 from plantune.kernels.conversions import conversion_cost
-from plantune.kernels.cuda.cuda_family import CudaFamily, block_shared_bytes
 from plantune.kernels.family import Candidate
-from plantune.kernels.resolved import ResolvedStep
 from plantune.measure.limits import REASON_LENGTH
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.plan import Plan
 from plantune.plans.planner.candidates import Key, StepCandidate, step_candidates
 from plantune.plans.planner.cover import Cover, best_covers
 from plantune.plans.problem import Problem
 from plantune.plans.written_words import PREDICTED
-from plantune.search import policy
-from plantune.search.costs import Costs
-from plantune.search.ranking import plan_of
-from plantune.space import Arch
+from plantune.search.contenders.of_covers import plan_of
+from plantune.search.predicted import (
+    Footprint,
+    PredictedCosts,
+    Prediction,
+    footprint_of,
+    row_of,
+)
 from plantune.space.search_space import load_search_space
 
 UNCHECKED = "not checked"
 
 Say = Callable[[str], None]
 Check = Callable[[Step, Candidate], Rejected | None]
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """What a block of a kernel takes, as the assembler counted it; zeros if nothing counts it."""
-
-    threads: int = 0
-    registers: int = 0
-    shared_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class PredictedStep:
-    """A step of a predicted plan; `footprint` is None if nothing is compiled."""
-
-    step: Step
-    candidate: Candidate
-    estimate_us: float
-    footprint: Footprint | None
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """A predicted plan, its steps in running order, and what was rejected."""
-
-    plan: Plan
-    steps: tuple[PredictedStep, ...]
-    built: int
-    rejected: tuple[tuple[Step, Candidate, Rejected], ...]
-
-
-class PredictedCosts(Costs):
-    """Estimates alone, of what builds and fits the chip."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # When closed, what was not built cannot be used.
-        self.closed = False
-        self.footprints: dict[Key, Footprint] = {}
-        self._failures: Counter[tuple[object, ...]] = Counter()
-
-    def of(self, candidate: StepCandidate) -> float:
-        """Microseconds; infinite for what cannot be used."""
-        given_up = self.closed or self._failures[_configs_of(candidate)] >= policy.FAILURES_MAX
-        unknown = given_up and not self.knows(candidate)
-        return math.inf if candidate.key in self.outcomes or unknown else candidate.estimate_us
-
-    def knows(self, candidate: StepCandidate) -> bool:
-        """Whether it was built; what compiles nothing counts as built."""
-        return candidate.key in self.footprints or not candidate.build_s
-
-    def reject(self, candidate: StepCandidate, rejected: Rejected) -> None:
-        self.outcomes[candidate.key] = rejected
-        self._failures[_configs_of(candidate)] += 1
-
-
-def _configs_of(candidate: StepCandidate) -> tuple[object, ...]:
-    return candidate.step.signature, candidate.cluster
 
 
 class Predictor:
@@ -214,28 +154,10 @@ class Predictor:
                 numerics=self._checked_text(cover),
             ),
         )
-        rows = map(self._row, check_plan(plan, self._graph, self._space).of_pass)
+        steps = check_plan(plan, self._graph, self._space).of_pass
+        rows = (row_of(each, self._costs.footprints, self._space.arch) for each in steps)
         built = len(self._costs.footprints)
         return Prediction(plan, tuple(rows), built, tuple(self._rejected))
-
-    def _row(self, chosen: ResolvedStep) -> PredictedStep:
-        key = (chosen.step.signature, chosen.candidate)
-        footprint = self._costs.footprints.get(key)
-        estimate_us = chosen.estimate_us(self._space.arch)
-        return PredictedStep(chosen.step, chosen.candidate, estimate_us, footprint)
-
-
-def footprint_of(chosen: ResolvedStep, built: object, arch: Arch) -> Footprint | Rejected:
-    """What a block of a built kernel takes; rejected if a thread's registers do not suffice."""
-    family = chosen.family
-    if not isinstance(built, Binary) or not isinstance(family, CudaFamily):
-        return Footprint()
-    used = built.usage["run"]
-    if used.spill_bytes:
-        return Rejected("build", f"it spills {used.spill_bytes} bytes of a thread's registers")
-    parts, config = chosen.parts, chosen.config
-    shared = block_shared_bytes(used, arch) + family.shared_bytes(parts, config, arch)
-    return Footprint(family.threads(parts, config), used.registers, shared)
 
 
 def _distinct(found: Iterable[StepCandidate]) -> list[StepCandidate]:

@@ -22,7 +22,6 @@ from plantune.errors import (
     WorkerFailed,
 )
 from plantune.graph.graph import Graph
-from plantune.graph.tracing.tape import Tape
 from plantune.measure.room import require_room
 from plantune.measure.worker import client
 from plantune.plans.database.plan_database import PlanDatabase
@@ -32,6 +31,7 @@ from plantune.search.results import Progress, Report, Result, SearchOptions, sil
 from plantune.search.search import Search
 from plantune.search.shared.board import Board
 from plantune.search.shared.joint import joined
+from plantune.search.sought import Sought
 
 if TYPE_CHECKING:
     from plantune.plans.database.leases import Lease
@@ -41,17 +41,6 @@ BEAT_S = 10.0
 STOPPED = (MeasureTimeout, StorageLost, UnsupportedDevice, WorkerDied, WorkerFailed)
 KEPT_EARLY = "the search ended early; the best plan so far is kept as partial"
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Sought:
-    """What a plan is searched for: a graph, and for the race its network, by its name in the
-    problem or by its tape.
-    """
-
-    graph: Graph
-    problem: Problem
-    tape: Tape | None = None
 
 
 @dataclass(frozen=True)
@@ -144,15 +133,10 @@ def _searched(
     manner: Manner,
     board: Board | None = None,
 ) -> Result:
-    graph, problem, tape = sought.graph, sought.problem, sought.tape
-    search = Search(graph, problem, options, database, environment, manner.report, tape=tape)
-    search.board = board
+    search = Search(sought, options, database, environment, manner.report, board)
     manner.before()
     try:
-        with ExitStack() as stack:
-            slots = options.slots or (None,)
-            workers = [worker_for(graph, problem, slot=slot) for slot in slots]
-            return search.run(*map(stack.enter_context, workers))
+        return _run(search, sought, options)
     except KeyboardInterrupt:
         with manner.saving():
             result = search.partial()
@@ -164,6 +148,14 @@ def _searched(
             if search.partial() is not None:
                 manner.say(KEPT_EARLY)
         raise
+
+
+def _run(search: Search, sought: Sought, options: SearchOptions) -> Result:
+    """On each slot with a worker of its own."""
+    with ExitStack() as stack:
+        slots = options.slots or (None,)
+        workers = [worker_for(sought.graph, sought.problem, slot=slot) for slot in slots]
+        return search.run(*map(stack.enter_context, workers))
 
 
 @contextmanager

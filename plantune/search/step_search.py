@@ -5,35 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
-from plantune.base.outcome import Measured, Outcome, Rejected, is_noisy
+from plantune.base.outcome import Outcome, Rejected
 from plantune.errors import OutOfTime
 from plantune.graph import Graph
-from plantune.kernels.conversions import conversion_cost
-from plantune.kernels.family import Candidate
-from plantune.measure.limits import REASON_LENGTH
 from plantune.plans.plan import Plan
-from plantune.plans.planner.candidates import (
-    LONG_BUILD_S,
-    Key,
-    StepCandidate,
-    eagers_calls,
-    step_candidates,
-)
-from plantune.plans.planner.cover import (
-    NARROW_BEAM,
-    Cover,
-    beam_for,
-    best_covers,
-)
+from plantune.plans.planner.candidates import LONG_BUILD_S, Key, StepCandidate, step_candidates
 from plantune.search import policy
-from plantune.search.best_cover import BestCover, surest
 from plantune.search.budget import Budget, Durations
 from plantune.search.builds import Builds, built_as
-from plantune.search.clusters import Clusters, Weighed
-from plantune.search.costs import Costs
+from plantune.search.covers import Covers
+from plantune.search.knowledge import Knowledge
 from plantune.search.measuring import TrialStore
 from plantune.search.results import Progress, Report, StepsSum
 from plantune.search.studies import Studies
@@ -43,6 +26,11 @@ from plantune.space.search_space import SearchSpace
 
 class StepSearch:
     """The measuring part of a search, by one measurer or by a pool of them."""
+
+    # Whether there was time for all that could be part of the best cover.
+    complete = False
+    # What the best plan took that was timed as a whole.
+    whole_us = math.inf
 
     def __init__(
         self,
@@ -54,33 +42,20 @@ class StepSearch:
         builds: Builds | None = None,
         studies: Studies | None = None,
     ) -> None:
-        self.graph, self._arch = graph, space.arch
-        self._conversion = conversion_cost(space.arch)
-        self.candidates = step_candidates(graph, space)
-        self.costs = Costs()
-        self._clusters = Clusters(self.candidates, self.costs, studies)
+        self.knowledge = Knowledge(step_candidates(graph, space), store, studies)
+        self.candidates, self.costs = self.knowledge.candidates, self.knowledge.costs
+        self._arch = space.arch
+        self._covers = Covers(graph, space.arch, self.knowledge)
+        self.covers = self._covers.of_measured
         self._pool = measurer if isinstance(measurer, WorkerPool) else WorkerPool([measurer])
         self._shared = self._pool.shared
-        self._by_key = {candidate.key: candidate for candidate in self.candidates}
-        self.count = len(self._by_key)
-        """How many different candidates there are."""
-        self._store = store
         self.builds = builds or Builds(lambda c: None, lambda c: None, threads=0)
-        self._cover: list[Weighed] = []
+        self._cover = self.knowledge.weighed(())
         self.durations = Durations()
-        # Whether there was time for all that could be part of the best cover.
-        self.complete = False
         # What this search built and ran: the worker has it in its caches.
         self.ran: set[Key] = set()
-        self._disturbed: set[Key] = set()
         # Whether candidates that take long to build are left for later.
         self._quick_alone = any(candidate.build_s >= LONG_BUILD_S for candidate in self.candidates)
-        self._framework = eagers_calls(self.candidates)
-        self._recall()
-        # What the best plan took that was timed as a whole.
-        self.whole_us = math.inf
-        self._best = BestCover(partial(self.covers, unsure_us=0.0), self.costs)
-        self._best.look(beam_for(graph))
 
     def run(self, budget: Budget, report: Report) -> None:
         """Measures until nothing unknown could be part of the best cover, or the time is over."""
@@ -90,7 +65,7 @@ class StepSearch:
                 self._quick_alone = not self._settle(policy.QUICK_DISCOUNTS, budget, report)
             self.complete = not self._quick_alone and self._settle(policy.DISCOUNTS, budget, report)
         self._land_all(budget, report)
-        self._best.look()
+        self._covers.look()
 
     def _settle(self, discounts: Iterable[float], budget: Budget, report: Report) -> bool:
         """Measures until the best cover holds no estimate; False if there is no time for that."""
@@ -147,24 +122,7 @@ class StepSearch:
     def observe_others(self) -> None:
         """Takes into account what other searches found, and keeps it."""
         for key, outcome in () if self._shared is None else self._shared.new_outcomes():
-            candidate = self._by_key.get(key)
-            if candidate is not None and not self.costs.knows(candidate):
-                self._store.keep(candidate.step, candidate.candidate, outcome)
-                self.costs.learn(candidate, outcome)
-                self._clusters.learn(candidate, outcome)
-
-    def _recall(self) -> None:
-        """What earlier searches found, in the studies and in the plan database, is known."""
-        recorded = self._clusters.recorded()
-        stored: dict[str, dict[Candidate, Outcome]] = {}
-        for candidate in self.candidates:
-            signature, config = candidate.key
-            if signature not in stored:
-                stored[signature] = self._store.known(candidate.step)
-            outcome = stored[signature].get(config) or recorded.get(candidate.key)
-            if outcome is not None and not self.costs.knows(candidate):
-                self.costs.learn(candidate, outcome)
-                self._clusters.learn(candidate, outcome)
+            self.knowledge.learn_of_others(key, outcome)
 
     def _fits(self, candidate: StepCandidate, budget: Budget) -> bool:
         """Whether there seems to be time for it."""
@@ -184,12 +142,12 @@ class StepSearch:
         """
         wanted = {(choice.nodes, choice.candidate) for choice in plan.choices}
         found = (c for c in self.candidates if (c.nodes, c.candidate) in wanted)
-        self._cover = self._weighed(found)
+        self._cover = self.knowledge.weighed(found)
         of_plan = [candidate for candidate, _ in self._cover]
 
         def unknown() -> list[StepCandidate]:
-            self._best.look_now_and_then()
-            return [] if is_enough and is_enough() else self._unknown(of_plan)
+            self._covers.look_now_and_then()
+            return [] if is_enough and is_enough() else self.knowledge.unknown(of_plan)
 
         with suppress(OutOfTime):
             least = 1 if is_enough else policy.LEAST_PER_COVER
@@ -201,10 +159,7 @@ class StepSearch:
         if not self.builds.threads:
             return
         self._want(self._with_news_of_others(self._missing))
-        by_size = sorted(self._framework, key=lambda candidate: candidate.estimate_us)
-        largest = {candidate.step.nodes[0].op: candidate for candidate in by_size}
-        unknown = [c for c in largest.values() if not self.costs.knows(c)]
-        self._measure_all(unknown, budget, report)
+        self._measure_all(self.knowledge.largest_of_framework(), budget, report)
 
     def _measure_all(
         self, candidates: Iterable[StepCandidate], budget: Budget, report: Report
@@ -243,7 +198,7 @@ class StepSearch:
         if failure is None:
             self._pool.start(candidate, policy.SLOWER * self.costs.fastest_us(candidate.step))
         else:
-            self._learn(candidate, Rejected("build", failure[:REASON_LENGTH]))
+            self._learn(candidate, Rejected("build", failure))
 
     def _land(self, budget: Budget, report: Report, timeout_s: float | None = None) -> None:
         """Learns the outcome of the next candidate that was measured."""
@@ -266,15 +221,8 @@ class StepSearch:
                 self._land(budget, report)
 
     def _learn(self, candidate: StepCandidate, outcome: Outcome) -> None:
-        step, config = candidate.step, candidate.candidate
-        self._store.keep(step, config, outcome)
-        if is_noisy(outcome) and candidate.key not in self._disturbed:
-            self._disturbed.add(candidate.key)  # it stays unknown, and is measured once more
-            self._share(candidate, None)
-            return
-        self.costs.learn(candidate, outcome)
-        self._clusters.record(candidate, outcome)
-        self._share(candidate, outcome)
+        is_known = self.knowledge.learn(candidate, outcome)
+        self._share(candidate, outcome if is_known else None)
 
     def _share(self, candidate: StepCandidate, outcome: Outcome | None) -> None:
         if self._shared is not None:
@@ -282,23 +230,8 @@ class StepSearch:
 
     def _missing(self) -> list[StepCandidate]:
         """Unmeasured parts of the best cover, the most expensive first."""
-        priced = self.costs.priced(filter(self._is_due, self._clusters.offered()))
-        found = best_covers(self.graph, priced, 1, self._conversion, NARROW_BEAM)
-        self._cover = self._weighed(found[0][1] if found else ())
-        self._best.look_now_and_then()
-        return self._unknown(candidate for candidate, _ in self._cover)
-
-    def _weighed(self, cover: Iterable[StepCandidate]) -> list[Weighed]:
-        """One of those for equal steps, with what they take together, the most expensive first."""
-        found: dict[Key, Weighed] = {}
-        for candidate in cover:
-            _, before_us = found.get(candidate.key, (candidate, 0.0))
-            found[candidate.key] = candidate, before_us + self.costs.of(candidate)
-        return sorted(found.values(), key=lambda weighed: -weighed[1])
-
-    def _unknown(self, candidates: Iterable[StepCandidate]) -> list[StepCandidate]:
-        """Those without an outcome, one of several for equal steps."""
-        return list({c.key: c for c in candidates if not self.costs.knows(c)}.values())
+        self._cover = self.knowledge.weighed(self._covers.to_measure(self._is_due))
+        return self.knowledge.unknown(candidate for candidate, _ in self._cover)
 
     def _built(
         self, missing: Sequence[StepCandidate], budget: Budget, least: int = policy.LEAST_PER_COVER
@@ -321,30 +254,15 @@ class StepSearch:
 
     def _want(self, missing: Sequence[StepCandidate]) -> Sequence[StepCandidate]:
         """What is built from now on: what is missing, then what probably will be."""
-        ahead = filter(self._is_due, self._clusters.ahead(self._cover, policy.DEPTH))
-        wanted = self._unknown((*missing, *ahead))
+        ahead = filter(self._is_due, self.knowledge.clusters.ahead(self._cover, policy.DEPTH))
+        wanted = self.knowledge.unknown((*missing, *ahead))
         # One short build serves many steps, and would wait for minutes of long ones.
         self.builds.want(sorted(wanted, key=lambda c: c.build_s >= LONG_BUILD_S))
         return wanted
 
-    def covers(
-        self, wanted: int, beam: int | None = None, *, unsure_us: float = policy.UNSURE_US
-    ) -> list[tuple[float, Cover]]:
-        """The best covers of measured candidates. Of what always runs an estimate counts only where
-        nothing was measured: it may be far too low, and such a cover is not ranked beside others.
-        """
-        self.costs.discount = 1.0
-        priced = self.costs.priced(self._clusters.known(), measured_only=True)
-
-        beam = beam or beam_for(self.graph)
-        find = partial(
-            best_covers, self.graph, wanted=wanted, conversion=self._conversion, beam=beam
-        )
-        return surest(priced, self.costs, unsure_us, find)
-
     def best(self) -> StepsSum:
         """The best cover that is known as a sum of its steps and the conversions between them."""
-        return self._best.summed()
+        return self._covers.best()
 
     def built(self) -> frozenset[Hashable]:
         """What this search has built so far, as `built_as` names it."""
@@ -352,9 +270,14 @@ class StepSearch:
         return self.builds.built.union(ran)
 
     @property
+    def count(self) -> int:
+        """How many different candidates there are."""
+        return self.knowledge.count
+
+    @property
     def measured(self) -> int:
-        """How many different candidates have a time."""
-        return sum(isinstance(outcome, Measured) for outcome in self.costs.outcomes.values())
+        """How many of them have a time."""
+        return self.knowledge.measured
 
     def counts(self) -> dict[str, Any]:
         """What became of the candidates, by the names that a result has for it."""
@@ -367,7 +290,7 @@ class StepSearch:
 
     def framework(self) -> StepsSum:
         """The framework call by call, as eager runs it, in the layout that callers bring."""
-        return self.costs.summed(self._framework)
+        return self.knowledge.framework
 
     def progress(
         self,

@@ -24,7 +24,7 @@ from plantune.plans.plan import Plan
 from plantune.plans.raced_routes import RacedRoutes
 from plantune.plans.step_times import StepTimes
 from plantune.plans.verdict import Interval
-from plantune.search import judgement
+from plantune.search.contenders import judgement
 
 from .conftest import FakeWorker, Run, object_of
 

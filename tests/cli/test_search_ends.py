@@ -182,7 +182,7 @@ def test_an_interrupt_after_the_race_keeps_the_plan_that_was_raced(
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("plantune.search.search.race_again", interrupted)
+    monkeypatch.setattr("plantune.search.contenders.finish.race_again", interrupted)
     result = run(*SEARCH)
     assert result.exit_code == 7
     assert "interrupted: this plan got through its race, and runs from now on" in result.stdout

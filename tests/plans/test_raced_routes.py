@@ -12,7 +12,7 @@ from plantune.plans.database.validation import TEXT_LENGTH
 from plantune.plans.raced_routes import RacedRoutes
 from plantune.plans.verdict import Interval
 from plantune.report.bench_text import details
-from plantune.search.judgement import evidence_of
+from plantune.search.contenders.judgement import evidence_of
 
 COMPILED = "compile-default"
 

@@ -24,7 +24,8 @@ from plantune.plans.database.rows import StoredPlan
 from plantune.plans.problem import Problem
 from plantune.plans.standing import Standing
 from plantune.plans.workload import Workload
-from plantune.search.known import known_plans
+from plantune.search.contenders.known import known_plans
+from plantune.search.sought import Sought
 from plantune.space.search_space import load_search_space
 
 FILES = sorted(data_folder("plans").glob("*.db"))
@@ -92,8 +93,8 @@ def test_a_search_on_a_cpu_begins_from_what_is_shipped_for_the_nearest_batch() -
     graph, space = Workload(NETWORK, 8).graph, load_search_space("cpu")
     problem = Problem.of(graph, "cpu", NETWORK)
     with PlanDatabase.in_memory() as database:
-        found = known_plans(graph, space, problem, cpu_environment(), database)
-        own = known_plans(graph, space, problem, cpu_environment(), database, shipped=False)
+        found = known_plans(Sought(graph, problem), cpu_environment(), database)
+        own = known_plans(Sought(graph, problem), cpu_environment(), database, shipped=False)
     assert found
     for plan in found:
         check_plan(plan, graph, space)

@@ -65,7 +65,7 @@ def test_when_no_time_is_left_it_does_not_promise_any() -> None:
 def test_each_phase_has_words_that_need_no_code() -> None:
     """Every stage that a search enters, wherever in the code."""
     folder = Path(search.__file__).parent
-    code = "\n".join(path.read_text("utf-8") for path in folder.glob("*.py"))
+    code = "\n".join(path.read_text("utf-8") for path in folder.rglob("*.py"))
     entered = set(re.findall(r'\.enter\("([a-z ]+)"\)', code))
     assert {"measuring", "racing", "waiting for others"} <= entered
     assert entered | {PREPARING} <= set(STAGES)

@@ -105,7 +105,7 @@ def alone(nothing_built: None) -> None:
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """No decision in a test depends on what else runs here."""
-    monkeypatch.setattr("plantune.search.search.machine_for", lambda kind, gpu: Quiet())
+    monkeypatch.setattr("plantune.search.machine_log.machine_for", lambda kind, gpu: Quiet())
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from plantune.plans.planner.candidates import LONG_BUILD_S
 from plantune.plans.workload import Workload
 from plantune.search.budget import Budget, Durations
 from plantune.search.builds import Builds, built_as
+from plantune.search.contenders.affordable import affordable, building_s
 from plantune.search.policy import CACHED, DIRECT
-from plantune.search.ranking import affordable, building_s
 from plantune.search.results import silent
 from plantune.search.step_search import StepSearch
 

@@ -21,6 +21,7 @@ from plantune.plans.workload import Workload
 from plantune.search.endings import why_needless
 from plantune.search.results import SearchOptions
 from plantune.search.search import Search
+from plantune.search.sought import Sought
 
 WRONG = WrongResult("the gradient is off by 5e15 of its size", 5e15, 0.5)
 
@@ -62,13 +63,14 @@ class FakeWorker:
 @pytest.fixture
 def search(tmp_path, monkeypatch):
     """Makes searches in a database of their own, where no plans are shipped."""
-    for reader in ("plans.database.stored", "search.known"):
+    for reader in ("plans.database.stored", "search.contenders.known"):
         monkeypatch.setattr(f"plantune.{reader}.data_folder", lambda name: tmp_path / name)
     workload = Workload("se_resnet9_fixup", 1)
     with PlanDatabase.open(tmp_path / "plans.db") as database:
 
         def make(graph=workload.graph, problem=workload.problem):
-            return Search(graph, problem, SearchOptions(60.0), database, cpu_environment())
+            sought = Sought(graph, problem)
+            return Search(sought, SearchOptions(60.0), database, cpu_environment())
 
         make.database = database
         yield make
@@ -132,7 +134,7 @@ class TestInterrupted:
         def interrupted(*arguments):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("plantune.search.search.race_again", interrupted)
+        monkeypatch.setattr("plantune.search.contenders.finish.race_again", interrupted)
         it = search()
         with pytest.raises(KeyboardInterrupt):
             it.run(FakeWorker(2.0))
@@ -144,7 +146,7 @@ class TestInterrupted:
         def interrupted(*arguments):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("plantune.search.search.race_again", interrupted)
+        monkeypatch.setattr("plantune.search.contenders.finish.race_again", interrupted)
         it = search()
         with pytest.raises(KeyboardInterrupt):
             it.run(FakeWorker(4.0))

@@ -19,10 +19,11 @@ from plantune.measure.timing import Timing, ratio_interval
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.planner.candidates import step_candidates
 from plantune.plans.problem import Problem
-from plantune.search import search as search_module
+from plantune.search import listing, start
 from plantune.search.builds import Builds
 from plantune.search.results import SearchOptions
 from plantune.search.search import Search
+from plantune.search.sought import Sought
 from plantune.search.step_search import StepSearch
 from plantune.space.search_space import load_search_space
 
@@ -100,14 +101,14 @@ def test_no_candidate_waits_for_the_kernels_of_the_guess(twice, monkeypatch):
         yield builds
         builds.close()
 
-    monkeypatch.setattr(search_module, "builds_for", builds_for)
-    monkeypatch.setattr(search_module, "StepSearch", listed)
+    monkeypatch.setattr(start, "builds_for", builds_for)
+    monkeypatch.setattr(listing, "StepSearch", listed)
     monkeypatch.setattr(StepSearch, "run", lambda steps, budget, report: None)
     monkeypatch.setattr(worker, "check_and_time", check_and_time)
     with PlanDatabase.in_memory() as database:
         problem = Problem.of(twice, "sm90", "twice")
         options = SearchOptions(60.0, shipped=False)
-        result = Search(twice, problem, options, database, cpu_environment()).run(worker)
+        result = Search(Sought(twice, problem), options, database, cpu_environment()).run(worker)
     assert seen[0] == "a candidate"
     assert "a kernel" in seen[: seen.index("plans")]
     assert {"preparing", "measuring", "ranking", "racing"} <= set(result.stages_s)
@@ -136,6 +137,7 @@ def test_candidates_of_equal_steps_are_listed_once(twice, monkeypatch):
 def test_a_race_in_training_has_time_for_both_passes_of_all_ways(twice, mode, left_s):
     with PlanDatabase.in_memory() as database:
         problem = replace(Problem.of(twice, "sm90", "twice"), mode=mode)
-        search = Search(twice, problem, SearchOptions(100.0), database, cpu_environment())
-    search._budget.race_s = search._race_s(10.0)
-    assert search._budget.left_for("ranking") == pytest.approx(left_s, abs=1)
+        sought = Sought(twice, problem)
+        search = Search(sought, SearchOptions(100.0), database, cpu_environment())
+    search.budget.race_s = start.race_s(sought, 10.0)
+    assert search.budget.left_for("ranking") == pytest.approx(left_s, abs=1)

@@ -11,7 +11,7 @@ from plantune.measure.machine_state import Machine, State
 from plantune.measure.racing.race import Race
 from plantune.measure.timing import Timing
 from plantune.search.budget import Budget
-from plantune.search.judgement import race_notes
+from plantune.search.contenders.judgement import race_notes
 from plantune.search.machine_log import MachineLog, SlowSpells
 from plantune.search.results import StepsSum
 

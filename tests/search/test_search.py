@@ -12,16 +12,16 @@ from plantune.measure.machine_state import State
 from plantune.measure.racing.race import Race
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.plans.database.plan_database import PlanDatabase
-from plantune.plans.guess import hand_plan
 from plantune.plans.workload import Workload
 from plantune.search import policy
 from plantune.search.budget import Budget
 from plantune.search.results import SearchOptions
 from plantune.search.search import Search
+from plantune.search.sought import Sought
 
 
 def search_of(workload, *arguments):
-    return Search(workload.graph, workload.problem, *arguments)
+    return Search(Sought(workload.graph, workload.problem), *arguments)
 
 
 class Clock:
@@ -73,7 +73,7 @@ ORDER = ("plantune", "eager")
 @pytest.fixture
 def hasty(tmp_path, monkeypatch):
     """A search of a database of its own, where no plans are shipped."""
-    for reader in ("plans.database.stored", "search.known"):
+    for reader in ("plans.database.stored", "search.contenders.known"):
         monkeypatch.setattr(f"plantune.{reader}.data_folder", lambda name: tmp_path / name)
     with PlanDatabase.open(tmp_path / "plans.db") as database:
         yield search_of(
@@ -89,7 +89,7 @@ def test_the_budget_begins_when_the_search_is_made(hasty, monkeypatch):
         lambda seconds, spent_s: Budget(seconds, clock, spent_s=spent_s),
     )
     settings = replace(hasty.options, spent_s=3.0)
-    search = Search(hasty.graph, hasty.problem, settings, hasty._database, hasty._environment)
+    search = Search(hasty.sought, settings, hasty.database, hasty.environment)
     clock.now += 12
     worker = HastyWorker("start")
     result = search.run(worker)
@@ -104,17 +104,17 @@ def test_without_a_race_the_network_runs_as_it_is(hasty, stage):
     assert (result.plan.route, result.plan.origin) == ("eager", "framework")
     assert not result.exhausted
     assert result.candidates > 100
-    (stored,) = hasty._database.plans()
+    (stored,) = hasty.database.plans()
     assert (stored.plan, stored.status) == (result.plan, "complete")
 
 
 def test_without_a_race_a_known_plan_stays(hasty):
     first = hasty.run(HastyWorker())
     assert first.race is not None
-    again = Search(hasty.graph, hasty.problem, hasty.options, hasty._database, hasty._environment)
+    again = Search(hasty.sought, hasty.options, hasty.database, hasty.environment)
     result = again.run(HastyWorker("race"))
     assert result.known.plan == result.plan == first.plan
-    assert len(hasty._database.plans()) == 1
+    assert len(hasty.database.plans()) == 1
 
 
 def test_without_a_ranking_there_is_a_race(hasty):
@@ -123,7 +123,7 @@ def test_without_a_ranking_there_is_a_race(hasty):
     result = hasty.run(worker)
     assert result.race is not None
     assert worker.plans[0] in worker.asked[0]
-    assert hasty._database.plans()[0].plan == result.plan
+    assert hasty.database.plans()[0].plan == result.plan
 
 
 def test_on_a_busy_machine_few_plans_rank_and_it_is_said(hasty, monkeypatch):
@@ -131,11 +131,11 @@ def test_on_a_busy_machine_few_plans_rank_and_it_is_said(hasty, monkeypatch):
     monkeypatch.setattr(policy, "FEW_PLANS", 2)
     quiet, busy = HastyWorker(), HastyWorker()
     hasty.run(quiet)
-    again = Search(hasty.graph, hasty.problem, hasty.options, hasty._database, hasty._environment)
+    again = Search(hasty.sought, hasty.options, hasty.database, hasty.environment)
     state = State(2, others=1.9, names=("yes", "yes"))
-    monkeypatch.setattr(again._log.machine, "look", lambda: state)
+    monkeypatch.setattr(again.log.machine, "look", lambda: state)
     result = again.run(busy)
-    by_hand = hand_plan(hasty.graph, hasty.space, network=hasty.problem.network)
+    by_hand = hasty.sought.by_hand()
     ranked = [set(plan.choices) for plan in busy.asked[-1]]
     assert len(ranked) == policy.FEW_PLANS + 1 < len(quiet.asked[-1])
     assert set(by_hand.choices) in ranked

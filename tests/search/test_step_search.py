@@ -30,14 +30,14 @@ def search(graph, space, measurer, store):
     return StepSearch(graph, space, measurer, store)
 
 
-def best_of_all(search, measurer):
+def best_of_all(search, measurer, graph):
     """The best cover if every candidate had been measured."""
     costs = Costs()
     for item in search.candidates:
         time_us = measurer.time_us(item.step, item.candidate)
         costs.learn(item, Measured(time_us, time_us, time_us, 9, 0.0, 1.0, True))
     priced = costs.priced(search.candidates, measured_only=True)
-    return best_covers(search.graph, priced, 1, CONVERSION)[0][0]
+    return best_covers(graph, priced, 1, CONVERSION)[0][0]
 
 
 def test_nothing_is_measured_twice(search, measurer):
@@ -56,9 +56,9 @@ def test_most_candidates_need_no_measuring(search, measurer):
     assert len(measurer.asked) < len({item.key for item in search.candidates}) / 2
 
 
-def test_the_cover_is_near_the_best_there_is(search, measurer):
+def test_the_cover_is_near_the_best_there_is(search, measurer, graph):
     search.run(Budget(PLENTY), silent)
-    assert search.covers(1)[0][0] <= 1.15 * best_of_all(search, measurer)
+    assert search.covers(1)[0][0] <= 1.15 * best_of_all(search, measurer, graph)
 
 
 def test_equal_steps_share_a_measurement(space, measurer, store):
@@ -193,7 +193,7 @@ def test_progress_tells_of_every_measurement(search, measurer):
 
 def test_sums_of_steps_are_of_this_moment_and_say_how_much_is_estimated(search):
     """However good estimates are made to look so that more is measured."""
-    framework, costs = search._framework, search.costs
+    framework, costs = search.knowledge._framework, search.costs
     ops = {c.step.nodes[0].op: c for c in framework}
     first, *rest = ops.values()
     assert search.framework().estimated == search.framework().steps == len(framework)
@@ -237,14 +237,16 @@ class TestWhatComesFirst:
     ):
         plan = hand_plan(graph, space, network="small")
         chosen = {(c.nodes, c.candidate) for c in plan.choices}
-        of_plan = search._weighed(c for c in search.candidates if (c.nodes, c.candidate) in chosen)
+        of_plan = search.knowledge.weighed(
+            c for c in search.candidates if (c.nodes, c.candidate) in chosen
+        )
         search.begin_with(plan, Budget(PLENTY), silent)
         assert measurer.asked == [candidate.key for candidate, _ in of_plan]
         assert [us for _, us in of_plan] == sorted((us for _, us in of_plan), reverse=True)
 
     def test_equal_steps_weigh_together(self, search):
         one, *_ = search.candidates
-        (found,) = search._weighed([one, one, one])
+        (found,) = search.knowledge.weighed([one, one, one])
         assert found == (one, 3 * search.costs.of(one))
 
     def test_more_configs_of_a_heavy_step_come_before_the_next_of_a_light_one(self, search):
@@ -256,7 +258,7 @@ class TestWhatComesFirst:
             )
             for n in ("conv1/conv2d", "conv2/conv2d")
         )
-        ahead = [*search._clusters.ahead([(light, 1.0), (heavy, 100.0)], 6)]
+        ahead = [*search.knowledge.clusters.ahead([(light, 1.0), (heavy, 100.0)], 6)]
         first_light = next(i for i, c in enumerate(ahead) if c.nodes == light.nodes)
         assert {c.nodes for c in ahead[:first_light]} == {heavy.nodes}
         assert first_light > 1

@@ -36,9 +36,9 @@ from plantune.plans.planner.candidates import StepCandidate
 from plantune.plans.workload import Workload
 from plantune.search.budget import Budget
 from plantune.search.builds import builds_for
-from plantune.search.elsewhere import start_all
+from plantune.search.contenders.elsewhere import start_all
+from plantune.search.contenders.of_covers import plan_of
 from plantune.search.measuring import WorkerMeasurer
-from plantune.search.ranking import plan_of
 from plantune.search.results import silent
 from plantune.search.session import worker_for
 from plantune.search.shared.slots import environment_on

@@ -30,8 +30,9 @@ from plantune.plans.database.stored import find_stored_plan, plans_of_team, stor
 from plantune.plans.guess import hand_plan
 from plantune.plans.plan import Plan
 from plantune.plans.step_times import StepTimes
-from plantune.search.known import known_plans
+from plantune.search.contenders.known import known_plans
 from plantune.search.measuring import StoredTrials
+from plantune.search.sought import Sought
 from plantune.search.step_search import StepSearch
 from plantune.space.search_space import SearchSpace, load_search_space
 
@@ -233,14 +234,12 @@ def test_a_call_is_right_without_it(
     assert tuned.plan.is_unsearched
 
 
-def test_a_search_starts_without_it(net: nn.Module, own: Plan, space: SearchSpace) -> None:
-    graph = extract(net, TensorType((2, 3, 16, 16)))
+def test_a_search_starts_without_it(net: nn.Module, own: Plan) -> None:
+    sought = Sought(extract(net, TensorType((2, 3, 16, 16))), own.problem)
     with PlanDatabase.in_memory() as database:
         database.put_plan(own, cpu_environment())
         with pytest.warns(DatabaseWarning, match="'hopper_conv_se' is not here") as caught:
-            found = known_plans(
-                graph, space, own.problem, cpu_environment(), database, shipped=False
-            )
+            found = known_plans(sought, cpu_environment(), database, shipped=False)
         assert len(caught) == 1
     assert found == []
 

@@ -8,8 +8,11 @@ import pytest
 
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.guess import COMPILED, default_plan, hand_plan
-from plantune.search import known, search
+from plantune.search import sought
+from plantune.search.contenders import known
 from plantune.search.results import SearchOptions
+from plantune.search.sought import Sought
+from plantune.search.step_search import StepSearch
 
 from .searching import HERE, PROBLEM, FakeWorker, family, search_of
 
@@ -33,7 +36,7 @@ def nothing_shipped(monkeypatch):
 @pytest.fixture
 def by_hand():
     def plan(problem, **changes):
-        space = search_of(problem, SearchOptions(), None, HERE).space
+        space = Sought(problem.graph, problem.problem).space
         made = hand_plan(problem.graph, space, network=problem.network, without=COMPILED)
         return replace(made, origin="measured", **changes)
 
@@ -45,7 +48,7 @@ def uncommon(by_hand):
     """Makes a plan that no other part of a search would come upon."""
 
     def plan(problem):
-        made, space = by_hand(problem), search_of(problem, SearchOptions(), None, HERE).space
+        made, space = by_hand(problem), Sought(problem.graph, problem.problem).space
         number = next(i for i, c in enumerate(made.choices) if family(c) == "onednn_conv")
         plain = default_plan(problem.graph, space, network=problem.network)
         alone = [c for c in plain.choices if c.nodes[0] in made.choices[number].nodes]
@@ -60,14 +63,14 @@ def uncommon(by_hand):
 def guess(uncommon, monkeypatch):
     """What calls use without a plan."""
     made = replace(uncommon(PROBLEM), origin="guess")
-    monkeypatch.setattr(search, "guessed_plan", lambda graph, space, network: made)
+    monkeypatch.setattr(sought, "guessed_plan", lambda graph, space, network: made)
     return made
 
 
 @pytest.fixture
 def searched(database, worker, monkeypatch):
     """A search that measures nothing but what it begins with."""
-    monkeypatch.setattr(search.StepSearch, "run", lambda steps, budget, report: None)
+    monkeypatch.setattr(StepSearch, "run", lambda steps, budget, report: None)
 
     def run(budget_s=30.0, **settings):
         return search_of(PROBLEM, SearchOptions(budget_s, **settings), database, HERE).run(worker)

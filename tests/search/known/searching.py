@@ -8,6 +8,7 @@ from plantune.measure.racing.race import Race
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.plans.workload import Workload
 from plantune.search.search import Search
+from plantune.search.sought import Sought
 
 HERE = cpu_environment()
 PROBLEM, OTHER = Workload("se_resnet9_fixup", 1), Workload("se_resnet9_fixup", 2)
@@ -15,7 +16,7 @@ WIDE = (60.0, 140.0, 100.0, 75.0, 125.0, 90.0, 110.0, 100.0)
 
 
 def search_of(workload, *arguments):
-    return Search(workload.graph, workload.problem, *arguments)
+    return Search(Sought(workload.graph, workload.problem), *arguments)
 
 
 def steady(us):

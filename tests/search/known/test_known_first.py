@@ -14,15 +14,21 @@ from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.guess import default_plan, hand_plan
 from plantune.plans.planner.candidates import candidates_of
-from plantune.search import known, ranking, search
+from plantune.search import sought
 from plantune.search.builds import Builds
+from plantune.search.contenders import affordable, choice, known, ranking
+from plantune.search.contenders.contender import FRAMEWORK, GUESS, Contenders, labelled
 from plantune.search.machine_log import MachineLog
 from plantune.search.results import SearchOptions
+from plantune.search.step_search import StepSearch
+from plantune.space.search_space import load_search_space
 
 from .searching import HERE, OTHER, PROBLEM, choices, family, search_of, steady
 
+SPACE = load_search_space("cpu")
 
-class TestBeginning:
+
+class TestWarmStart:
     def test_the_first_thing_that_is_timed_is_what_other_batches_have(
         self, searched, worker, database, by_hand
     ):
@@ -41,7 +47,7 @@ class TestBeginning:
         for worker.us in (50.0, 5e5):
             found = search_of(PROBLEM, SearchOptions(60.0), database, HERE)
             found.run(worker)
-            left.append(60.0 - found._budget._end_s("ranking"))
+            left.append(60.0 - found.budget._end_s("ranking"))
         assert left[0] < 20 < left[1]
 
     def test_its_kernels_are_built_while_candidates_are_listed(
@@ -56,12 +62,12 @@ class TestBeginning:
             events.append("candidates")
             raise Listed
 
-        monkeypatch.setattr(search.StepSearch, "__init__", lists)
+        monkeypatch.setattr(StepSearch, "__init__", lists)
         monkeypatch.setattr(Builds, "want", lambda self, wanted: events.append([*wanted]))
         database.put_plan(by_hand(OTHER), HERE)
         with pytest.raises(Listed):
             searched()
-        plan, space = by_hand(PROBLEM), search_of(PROBLEM, SearchOptions(), None, HERE).space
+        plan, space = by_hand(PROBLEM), SPACE
         wanted = {c.key for c in candidates_of(plan, PROBLEM.graph, space)}
         assert ({c.key for c in events[0]}, events[1]) == (wanted, "candidates")
 
@@ -76,8 +82,8 @@ class TestBeginning:
             if ever:
                 missing_s.append(0.0)
 
-        monkeypatch.setattr(search.StepSearch, "run", measures)
-        monkeypatch.setattr(ranking, "building_s", lambda plan, *others: missing_s[-1])
+        monkeypatch.setattr(StepSearch, "run", measures)
+        monkeypatch.setattr(affordable, "building_s", lambda plan, *others: missing_s[-1])
         # The others are not what this is about.
         monkeypatch.setattr(ranking, "affordable", lambda plans, *others: [*plans])
         database.put_plan(uncommon(OTHER), HERE)
@@ -95,7 +101,7 @@ class TestBeginning:
     def test_where_nothing_is_known_it_begins_with_the_plan_by_hand(self, searched, database):
         """So that searches with other seeds end alike."""
         searched()
-        space = search_of(PROBLEM, SearchOptions(), None, HERE).space
+        space = SPACE
         plan = hand_plan(PROBLEM.graph, space, network=PROBLEM.network)
         for chosen in check_plan(plan, PROBLEM.graph, space).of_pass:
             assert chosen.candidate in database.trials(chosen.step.signature, HERE)
@@ -113,8 +119,8 @@ class TestBeginning:
     ):
         """So no search ends with less than that, even if it had no time to build anything else."""
         guess = replace(by_hand(PROBLEM), origin="guess")
-        monkeypatch.setattr(search, "guessed_plan", lambda graph, space, network: guess)
-        monkeypatch.setattr(ranking, "building_s", lambda *arguments: 1e9)
+        monkeypatch.setattr(sought, "guessed_plan", lambda graph, space, network: guess)
+        monkeypatch.setattr(affordable, "building_s", lambda *arguments: 1e9)
         result = searched()
         assert worker.timed[0] == [guess]
         assert choices(result.plan) == choices(guess)
@@ -153,7 +159,7 @@ class TestBeginning:
         monkeypatch.setattr(worker, "time_programs", timed)
         if late == "at first":
             monkeypatch.setattr(
-                ranking, "building_s", lambda plan, *others: 1e9 if plan == guess else 0.0
+                affordable, "building_s", lambda plan, *others: 1e9 if plan == guess else 0.0
             )
         expected = (
             pytest.warns(UserWarning, match="timeout")
@@ -168,12 +174,14 @@ class TestBeginning:
         self, searched, worker, by_hand, monkeypatch
     ):
         guess = replace(by_hand(PROBLEM), origin="guess")
-        for module in (search, known):
-            monkeypatch.setattr(module, "guessed_plan", lambda graph, space, network: guess)
-        monkeypatch.setattr(ranking, "building_s", lambda *arguments: 0.0)
-        monkeypatch.setattr(search.Search, "_contenders", lambda self, *known: [plain, guess])
-        found = search_of(PROBLEM, SearchOptions(), None, HERE)
-        plain = default_plan(PROBLEM.graph, found.space, network=PROBLEM.network)
+        monkeypatch.setattr(sought, "guessed_plan", lambda graph, space, network: guess)
+        monkeypatch.setattr(affordable, "building_s", lambda *arguments: 0.0)
+
+        def few(run, known):
+            return Contenders.of([*labelled(FRAMEWORK, [plain]), *known.having(GUESS)])
+
+        monkeypatch.setattr(choice, "all_contenders", few)
+        plain = default_plan(PROBLEM.graph, SPACE, network=PROBLEM.network)
 
         def timed(graph, plans, effort, seed=0):
             died = len(plans) > 1 and Rejected("crash", "it died")

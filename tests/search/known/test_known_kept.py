@@ -8,8 +8,10 @@ from plantune.errors import WorkerDied
 from plantune.measure.timing import Timing
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.workload import Workload
-from plantune.search import policy, ranking, search
+from plantune.search import policy
+from plantune.search.contenders import affordable
 from plantune.search.results import SearchOptions
+from plantune.search.step_search import StepSearch
 
 from .searching import HERE, OTHER, PROBLEM, WIDE, choices, search_of, steady
 
@@ -41,9 +43,9 @@ class TestKept:
         self, worker, uncommon, monkeypatch, tmp_path
     ):
         kept = choices(uncommon(PROBLEM))
-        monkeypatch.setattr(search.StepSearch, "run", lambda steps, budget, report: None)
+        monkeypatch.setattr(StepSearch, "run", lambda steps, budget, report: None)
         monkeypatch.setattr(
-            ranking, "building_s", lambda plan, *others: 1e9 if choices(plan) == kept else 0.0
+            affordable, "building_s", lambda plan, *others: 1e9 if choices(plan) == kept else 0.0
         )
         with PlanDatabase.open(tmp_path / "plans.db") as database:
             database.put_plan(uncommon(PROBLEM), HERE)

@@ -18,9 +18,10 @@ from plantune.measure.timing import Timing, ratio_interval
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.problem import Problem
 from plantune.search.results import Patience, SearchOptions
-from plantune.search.session import Manner, Sought, search_plan
+from plantune.search.session import Manner, search_plan
 from plantune.search.shared.board_rows import TRIAL, rows_of
 from plantune.search.shared.rdb import close_shared, opened_shared, with_driver
+from plantune.search.sought import Sought
 
 numbers = count()
 TIMES = {"plantune": Timing((2.0,) * 9), "eager": Timing((3.0,) * 9)}
@@ -70,7 +71,7 @@ def url(postgres):
 @pytest.fixture
 def search(tmp_path, monkeypatch, url, graph):
     """Runs a search in a thread, in a database of its own, where no plans are shipped."""
-    for reader in ("plans.database.stored", "search.known"):
+    for reader in ("plans.database.stored", "search.contenders.known"):
         monkeypatch.setattr(f"plantune.{reader}.data_folder", lambda name: tmp_path / name)
     workers = {}
     monkeypatch.setattr(

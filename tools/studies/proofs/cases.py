@@ -18,7 +18,7 @@ from plantune.kernels.torch_ops import may_misread_pixels
 from plantune.plans.guess import CHANNELS_LAST, compose, hand_plan
 from plantune.plans.plan import Plan
 from plantune.runtime.load import optimize
-from plantune.search.session import Sought
+from plantune.search.sought import Sought
 from plantune.space.search_space import SearchSpace, load_search_space
 from plantune.tuning import sought_for
 

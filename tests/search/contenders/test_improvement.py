@@ -14,8 +14,8 @@ from plantune.measure.timing import Timing
 from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import default_plan
 from plantune.plans.planner.candidates import StepCandidate, step_candidates
+from plantune.search.contenders.improvement import branched, improved, swaps
 from plantune.search.policy import NEAR
-from plantune.search.ranking import branched, improved, swaps
 from plantune.space.search_space import load_search_space
 
 

@@ -12,8 +12,11 @@ from plantune.measure.timing import Timing
 from plantune.plans.plan import Plan
 from plantune.plans.planner.candidates import LONG_BUILD_S, StepCandidate, candidates_of
 from plantune.search import policy
-from plantune.search.ranking import affordable, distinct, is_late
-from plantune.search.stages import Run, compared, time_plans
+from plantune.search.contenders.affordable import affordable
+from plantune.search.contenders.comparison import is_late
+from plantune.search.contenders.contender import FASTEST, TIMED, UNTIMED, Contenders, distinct
+from plantune.search.contenders.timing import compared, time_plans
+from plantune.search.run import Run
 from plantune.space import SearchSpace
 
 
@@ -24,6 +27,11 @@ class WarmStart:
     timed: Sequence[Plan] = ()
     untimed: Sequence[Plan] = ()
     fastest_us: float = math.inf
+
+    def marked(self, known: Contenders) -> Contenders:
+        """The known plans with what became of them."""
+        timed = known.marked(TIMED, self.timed).marked(FASTEST, self.timed[:1])
+        return timed.marked(UNTIMED, self.untimed)
 
 
 def quick_kernels(plan: Plan, graph: Graph, space: SearchSpace) -> list[StepCandidate]:
@@ -68,14 +76,11 @@ def _built_in_time(run: Run, plan: Plan) -> bool:
     # What an earlier search measured is most likely in the caches of the disk.
     kernels = [c for c in quick_kernels(plan, run.graph, run.space) if not knows(c)]
     whole_s = budget.left_for("measuring")
-    most_s = (
-        min(policy.BUILDING * whole_s, policy.BUILDING_S)
-        if builds.pauses
-        else policy.BUILDING * whole_s
-    )
+    most_s = policy.BUILDING * whole_s
+    end_s = whole_s - (min(most_s, policy.BUILDING_S) if builds.pauses else most_s)
 
     def left_s() -> float:
-        return max(budget.left_for("measuring") - (whole_s - most_s), 0.0)
+        return max(budget.left_for("measuring") - end_s, 0.0)
 
     def is_done() -> bool:
         return all(map(builds.is_ready, kernels))
@@ -85,7 +90,6 @@ def _built_in_time(run: Run, plan: Plan) -> bool:
     builds.want(kernels)
     while not is_done() and left_s():
         run.enter("building a known plan")
-        builds.wait(
-            [c for c in kernels if not builds.is_ready(c)], min(policy.SIGN_OF_LIFE_S, left_s())
-        )
+        missing = [c for c in kernels if not builds.is_ready(c)]
+        builds.wait(missing, min(policy.SIGN_OF_LIFE_S, left_s()))
     return is_done()

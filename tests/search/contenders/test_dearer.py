@@ -19,9 +19,10 @@ from plantune.plans.guess import default_plan, hand_plan
 from plantune.plans.planner.candidates import candidates_of
 from plantune.plans.problem import Problem
 from plantune.search.budget import Budget
-from plantune.search.dearer import without_dearer
+from plantune.search.contenders.dearer import without_dearer
 from plantune.search.results import SearchOptions, silent
 from plantune.search.search import Search
+from plantune.search.sought import Sought
 from plantune.search.step_search import StepSearch
 
 FUSED_US, APART_US = 186.0, 248.0
@@ -91,12 +92,12 @@ def steps_us(plan, graph, space):
 def test_a_search_neither_ranks_nor_ends_with_steps_that_are_known_to_take_longer(
     net, space, tmp_path, monkeypatch, seed
 ):
-    for reader in ("plans.database.stored", "search.known"):
+    for reader in ("plans.database.stored", "search.contenders.known"):
         monkeypatch.setattr(f"plantune.{reader}.data_folder", lambda name: tmp_path / name)
     problem, worker = Problem.of(net, "cpu", "net"), Lucky()
     with PlanDatabase.open(tmp_path / "plans.db") as database:
         options = SearchOptions(60.0, seed=seed)
-        search = Search(net, problem, options, database, cpu_environment())
+        search = Search(Sought(net, problem), options, database, cpu_environment())
         plan = search.run(worker).plan
     best_us = 2 * FUSED_US + 69.0 + 0.1
     assert worker.ranked

@@ -10,7 +10,7 @@ from plantune.measure.timing import Timing
 from plantune.plans import raced_routes
 from plantune.plans.guess import default_plan
 from plantune.plans.standing import CAPTURED, Standing, loss_text
-from plantune.search.judgement import judged, pairs_of, repeated, undecided
+from plantune.search.contenders.judgement import judged, pairs_of, repeated, undecided
 
 WIDE = (60.0, 140.0, 100.0, 75.0, 125.0, 90.0, 110.0, 100.0)
 

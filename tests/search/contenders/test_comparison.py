@@ -11,7 +11,8 @@ from plantune.base.outcome import Measured, Rejected
 from plantune.measure.timing import Timing
 from plantune.plans.guess import COMPILED, default_plan, hand_plan
 from plantune.plans.planner.candidates import step_candidates
-from plantune.search.ranking import fastest, is_deterministic, is_tie
+from plantune.search.contenders.comparison import evened, fastest, is_tie
+from plantune.search.contenders.kept_times import is_deterministic
 
 pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
 GOOD = Measured(10.0, 9.0, 11.0, 9, 0.0, 1.0, True)
@@ -83,3 +84,33 @@ class TestTies:
         wild = (60.0, 140.0, 100.0)
         timings = [Timing(tuple(us * factor for us in wild)) for factor in (1.0, slower)]
         assert list(plans)[fastest(list(plans.values()), timings)] == kept
+
+
+def test_a_slow_phase_of_the_machine_slows_all_that_ran_then():
+    """Of half the rounds each the median would lie between both speeds, by luck."""
+    paces = (1.0, 1.7) * 5
+    wobble = (1.0, 1.01, 0.99, 1.02, 1.0, 0.98, 1.01, 1.0, 0.99, 1.0)
+    timed = [
+        Timing(tuple(us * pace * w for pace, w in zip(paces, wobble, strict=True)))
+        for us, wobble in ((100.0, wobble), (104.0, wobble[::-1]), (110.0, wobble[3:] + wobble[:3]))
+    ]
+    rejected = Rejected("crash", "")
+    one, two, gone, three = evened([*timed[:2], rejected, timed[2]])
+    assert gone == rejected
+    assert max(one.samples_us) / min(one.samples_us) < 1.1
+    assert two.median_us / one.median_us == pytest.approx(1.04, abs=0.02)
+    assert three.median_us / one.median_us == pytest.approx(1.1, abs=0.02)
+    assert evened(timed[:1]) == timed[:1]
+
+
+def test_what_disturbs_one_call_alone_is_not_shared_out_to_the_others():
+    """The middle one's time was the pace of each round: it always took the same, others did not."""
+    wobble = [90.0, 110.0, 95.0, 105.0, 100.0] * 2
+    steady, other = Timing((80.0,) * 10), Timing((120.0,) * 10)
+    middle = Timing(tuple(wobble))
+    found = evened([steady, middle, other])
+    assert [sorted(set(timing.samples_us)) for timing in found] == [
+        [80.0],
+        sorted(set(wobble)),
+        [120.0],
+    ]

@@ -20,8 +20,10 @@ from plantune.plans.guess import Preference, compose, default_plan
 from plantune.plans.plan import Choice
 from plantune.plans.problem import Problem
 from plantune.runtime.program.program import Program
-from plantune.search import known
-from plantune.search.known import fitted, incumbent, known_plans
+from plantune.search.contenders import known
+from plantune.search.contenders.fitting import fitted
+from plantune.search.contenders.known import incumbent, known_plans
+from plantune.search.sought import Sought
 
 HERE = cpu_environment()
 ELSEWHERE = replace(HERE, device="Another CPU", device_digest="another")
@@ -33,7 +35,7 @@ def graph_of(module, batch):
 
 @pytest.fixture
 def module(graph):
-    from .conftest import Small
+    from ..conftest import Small
 
     return Small().eval()
 
@@ -125,7 +127,7 @@ class TestKnown:
     def known_for(self, database, space):
         def plans(graph, **options):
             problem = Problem.of(graph, "cpu", "small")
-            return known_plans(graph, space, problem, HERE, database, **options)
+            return known_plans(Sought(graph, problem), HERE, database, **options)
 
         return plans
 
@@ -174,7 +176,7 @@ def test_a_plan_of_the_same_layers_is_known_under_the_names_of_this_network(
 ):
     database.put_plan(found(graph_of(module, 2)), HERE)
     inside = graph_of(nn.Sequential(module), 2)
-    (plan,) = known_plans(inside, space, Problem.of(inside, "cpu", "other"), HERE, database)
+    (plan,) = known_plans(Sought(inside, Problem.of(inside, "cpu", "other")), HERE, database)
     assert plan.problem.graph == inside.digest
     assert {name for c in plan.choices for name in c.nodes} == {n.name for n in inside.nodes}
 
@@ -183,16 +185,16 @@ class TestIncumbent:
     def test_it_is_what_calls_find(self, module, found, database, space):
         graph = graph_of(module, 2)
         problem = Problem.of(graph, "cpu", "small")
-        assert incumbent(graph, problem, HERE, database) is None
+        assert incumbent(Sought(graph, problem), HERE, database) is None
         plan = found(graph)
         database.put_plan(plan, HERE)
-        assert incumbent(graph, problem, HERE, database) == plan
+        assert incumbent(Sought(graph, problem), HERE, database) == plan
 
     def test_a_predicted_one_is_none(self, module, found, database, space):
         graph = graph_of(module, 2)
         database.put_plan(replace(found(graph), origin="predicted"), HERE)
         problem = Problem.of(graph, "cpu", "small")
-        assert incumbent(graph, problem, HERE, database) is None
+        assert incumbent(Sought(graph, problem), HERE, database) is None
 
 
 def _space():

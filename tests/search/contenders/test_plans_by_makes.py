@@ -13,12 +13,14 @@ import pytest
 
 from plantune.measure import timing
 from plantune.measure.timing import Timing
-from plantune.search import policy, ranking, stages
+from plantune.search import policy
 from plantune.search.budget import Budget
+from plantune.search.contenders import comparison, improvement, ranking
+from plantune.search.contenders.contender import COVER, Contenders, labelled
 from plantune.search.results import SearchOptions, silent
-from plantune.search.stages import Run
+from plantune.search.run import Run
 
-QUIET = SimpleNamespace(word="slow")
+QUIET: Any = SimpleNamespace(word="slow")
 # Of a call: where a plan's memory is, and what each sample adds.
 MAKE, NOISE = 0.025, 0.04
 STAGES, PHASE_S = (1.0, 1.3, 1.7), 4.0
@@ -26,7 +28,7 @@ BUDGET_S, MEASURED_S, BUILD_S = 60.0, 37.0, 0.15
 
 
 @dataclass(frozen=True)
-class Contender:
+class Timed:
     """A plan that takes so much of the best one's time, with what swaps change of it."""
 
     whole: float
@@ -48,7 +50,7 @@ class Slow:
         self.until, self.pace = 0.0, 1.0
         self.efforts: list[Any] = []
 
-    def time_programs(self, graph: object, plans: list[Contender], effort: Any, seed: int) -> Any:
+    def time_programs(self, graph: object, plans: list[Timed], effort: Any, seed: int) -> Any:
         self.now += BUILD_S * len(plans)
         self.efforts.append(effort)
         makes = [p.part * math.exp(self.random.gauss(0, MAKE)) for p in plans]
@@ -84,25 +86,26 @@ def found_by_search(
     """
     draw = random.Random(seed)
     wholes = [1.0, 1.02, *(draw.uniform(1.03, 1.15) for _ in range(6))]
-    plans = [Contender(whole, choices=(str(whole),)) for whole in wholes]
+    plans = [Timed(whole, choices=(str(whole),)) for whole in wholes]
     swaps = [{f"{i}": draw.uniform(1.0 - gain, 1.05)} for i in range(14)]
     worker = Slow(seed, best_ms)
-    for name, made in {
-        "swaps": lambda *_: [*swaps],
-        "affordable": lambda plans, *_: plans,
-        "complexity": lambda plan: (0, len(plan.swaps)),
-        "swapped": lambda plan, graph, space, swap: replace(plan, swaps={**plan.swaps, **swap}),
-    }.items():
-        monkeypatch.setattr(ranking, name, made)
+    monkeypatch.setattr(ranking, "swaps", lambda *_: [*swaps])
+    monkeypatch.setattr(ranking, "affordable", lambda plans, *_: plans)
+    monkeypatch.setattr(comparison, "complexity", lambda plan: (0, len(plan.swaps)))
+    monkeypatch.setattr(
+        improvement,
+        "swapped",
+        lambda plan, graph, space, swap: replace(plan, swaps={**plan.swaps, **swap}),
+    )
     costs = SimpleNamespace(costs=SimpleNamespace(outcomes={}), progress=lambda *_: None)
     budget = Budget(BUDGET_S, clock=lambda: worker.now)
     budget._start = 0.0
-    space: Any = SimpleNamespace(arch=SimpleNamespace(kind="cpu"))
-    some: Any = None
+    space = SimpleNamespace(arch=SimpleNamespace(kind="cpu"))
+    sought: Any = SimpleNamespace(graph=None, problem=None, space=space)
     parts: Any = (worker, budget, costs, silent)
-    run = Run(some, some, space, SearchOptions(), *parts)
+    run = Run(sought, SearchOptions(), *parts, machine=QUIET)
     first: Any = draw.sample(plans, len(plans))
-    plan: Any = stages.rank(run, first, (), QUIET)[0]
+    plan: Any = ranking.rank(run, Contenders.of(labelled(COVER, first)))[0]
     return plan.part, worker
 
 

@@ -1,11 +1,11 @@
-"""Stores the measured times of a plan's steps in the plan, for everyone who gets it."""
+"""What was measured of a plan's steps: their times, stored in the plan, and whether they repeat."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from plantune.base.outcome import Outcome
+from plantune.base.outcome import Measured, Outcome
 from plantune.graph import Graph, Step
 from plantune.kernels.family import Candidate
 from plantune.plans.checked_plan import check_plan
@@ -42,3 +42,15 @@ def with_times(
 
 def _first(nodes: Sequence[str], times: Mapping[str, StepTimes]) -> str:
     return next((name for name in nodes if name in times), "")
+
+
+def is_deterministic(
+    plan: Plan,
+    graph: Graph,
+    space: SearchSpace,
+    outcomes: Outcomes,
+) -> bool:
+    """Whether each kernel of a pass gave the same bits whenever it was checked."""
+    steps = check_plan(plan, graph, space).of_pass
+    found = [outcomes.get((each.step.signature, each.candidate)) for each in steps]
+    return all(isinstance(outcome, Measured) and outcome.deterministic for outcome in found)

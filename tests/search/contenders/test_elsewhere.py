@@ -16,9 +16,10 @@ from plantune.measure.timing import Timing, ratio_interval
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.workload import Workload
 from plantune.search.budget import Budget
-from plantune.search.elsewhere import compiled_elsewhere, prove_elsewhere, start_all
+from plantune.search.contenders.elsewhere import compiled_elsewhere, prove_elsewhere, start_all
 from plantune.search.results import SearchOptions
 from plantune.search.search import Search
+from plantune.search.sought import Sought
 
 TIMES = {"plantune": Timing((2.0,) * 9), "eager": Timing((3.0,) * 9)}
 RACE = Race(TIMES, {}, "eager", ratio_interval(TIMES["plantune"], TIMES["eager"]))
@@ -87,13 +88,14 @@ def test_all_workers_start_beside_each_other():
 @pytest.fixture
 def search(tmp_path, monkeypatch):
     """A search on two slots, in a database of its own, where no plans are shipped."""
-    for reader in ("plans.database.stored", "search.known"):
+    for reader in ("plans.database.stored", "search.contenders.known"):
         monkeypatch.setattr(f"plantune.{reader}.data_folder", lambda name: tmp_path / name)
     with PlanDatabase.open(tmp_path / "plans.db") as database:
         workload = Workload("se_resnet9_fixup", 1)
         options = SearchOptions(60.0, slots=(Slot("one"), Slot("two")))
         problem = workload.problem
-        yield Search(workload.graph, problem, options, database, cpu_environment())
+        sought = Sought(workload.graph, problem)
+        yield Search(sought, options, database, cpu_environment())
 
 
 def test_a_search_measures_on_both_and_races_on_the_first(search):

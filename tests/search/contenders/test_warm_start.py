@@ -10,13 +10,15 @@ import pytest
 from plantune.errors import BuildError, OutOfTime
 from plantune.measure.timing import Timing
 from plantune.plans.guess import default_plan, hand_plan
+from plantune.plans.problem import Problem
 from plantune.search.budget import Budget
 from plantune.search.builds import Builds
+from plantune.search.contenders.warm_start import WarmStart, warm_start
 from plantune.search.policy import BUILDING, BUILDING_S
 from plantune.search.results import SearchOptions, silent
-from plantune.search.stages import Run
+from plantune.search.run import Run
+from plantune.search.sought import Sought
 from plantune.search.step_search import StepSearch
-from plantune.search.warm_start import WarmStart, warm_start
 
 pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
 ENOUGH_S = 60.0
@@ -83,7 +85,8 @@ def begin(graph, space, measurer, store, plan, worker):
     def begin(builds, budget=None, known=(plan,), guess=None):
         steps = StepSearch(graph, space, measurer, store, builds=builds)
         budget = budget or Budget(ENOUGH_S)
-        run = Run(graph, None, space, SearchOptions(), worker, budget, steps, silent)
+        sought = Sought(graph, Problem.of(graph, "cpu", "small"))
+        run = Run(sought, SearchOptions(), worker, budget, steps, silent)
         return warm_start(run, known, guess)
 
     return begin
@@ -152,7 +155,7 @@ def test_what_takes_long_to_build_is_not_waited_for(
     begin, builder, plan, monkeypatch, budget_s, is_timed
 ):
     """There is time for such kernels if the worker builds them, or there is none."""
-    monkeypatch.setattr("plantune.search.warm_start.LONG_BUILD_S", 1.0)
+    monkeypatch.setattr("plantune.search.contenders.warm_start.LONG_BUILD_S", 1.0)
     found = begin(builder(None, pauses=True), Budget(budget_s))
     assert [plan] == [*(found.timed if is_timed else found.untimed)]
 

@@ -3,7 +3,7 @@
 //   x       (images, kChannels, kHeight, kWidth)               input, nchw, at any address
 //   scales  (kChannels, 2)                  a scale each and a shift, which pixels get first
 //   weight  (kOutputs, 16 * kChannels), aligned to 16 bytes     value (dy * 4 + dx) * kChannels + c
-//   bias    (kOutputs) or one value, offset one value           as the parameters are, of type T
+//   bias    (kOutputs) or one value, offset one value           as the parameters are
 //   y       (images, kHeight / 4, kWidth / 4, kOutputs) =     Expression(conv + bias, offset), nhwc
 //   plain   the same shape =                        that without its last part, where asked for
 //   moved   (images, kHeight / 4, kWidth / 4, 16 * kChannels) =   what SpaceToDepth makes, likewise
@@ -20,6 +20,7 @@
 
 #include "cuda/epilogue.h"
 #include "cuda/launch.h"
+#include "cuda/operands.h"
 #include "cuda/se_resnet9/stem_operands.h"
 #include "cuda/se_resnet9/stem_pixels.h"
 #include "cuda/se_resnet9/stem_weights.h"
@@ -47,9 +48,11 @@ struct StemTile {
 enum class Bias { kNone, kOne, kEach };
 
 /// What follows the convolution; with kPlain its value before the last part leaves, too, with
-/// kMoved what it reads.
-template <Bias kBias_, class Expression_, bool kPlain_, bool kMoved_>
+/// kMoved what it reads. Operands are the element types of bias, offset, y and plain.
+template <Bias kBias_, class Expression_, bool kPlain_, bool kMoved_, class Operands>
 struct StemEnd {
+  template <int k>
+  using Element = typename TypeAt<k, Operands>::Type;
   using Expression = Expression_;
   static constexpr Bias kBias = kBias_;
   static constexpr bool kPlain = kPlain_, kMoved = kMoved_;
@@ -62,6 +65,9 @@ struct Stem {
   using B = typename Mma::B;
   using In = typename Pixels::In;
   using Expression = typename End::Expression;
+  using BiasOf = typename End::template Element<0>;
+  using Y = typename End::template Element<2>;
+  using Plain = typename End::template Element<3>;
   using Run = typename WordOf<4 * static_cast<int>(sizeof(In))>::Type;  // 4 pixels, side by side
 
   static constexpr int kBlock = 4;
@@ -110,11 +116,11 @@ struct Stem {
   struct Arguments {
     const In* x;
     const T* weight;
-    const T* bias;
-    const T* offset;
+    const BiasOf* bias;
+    const typename End::template Element<1>* offset;
     const float2* scales;
-    T* y;
-    T* plain;
+    Y* y;
+    Plain* plain;
     T* moved;
     int pixels;
   };
@@ -174,7 +180,7 @@ struct Stem {
     finish(sums, offset, a.y, a.plain, first, a.pixels);
   }
 
-  __device__ __forceinline__ static void start(Accumulator& sums, const T* bias) {
+  __device__ __forceinline__ static void start(Accumulator& sums, const BiasOf* bias) {
 #pragma unroll
     for (int n = 0; n < kTilesN; ++n) {
       const bool there = channel_of(n) < kOutputs;
@@ -316,8 +322,8 @@ struct Stem {
     }
   }
 
-  __device__ __forceinline__ static void finish(const Accumulator& sums, float offset, T* y,
-                                                T* plain, int first, int pixels) {
+  __device__ __forceinline__ static void finish(const Accumulator& sums, float offset, Y* y,
+                                                Plain* plain, int first, int pixels) {
 #pragma unroll
     for (int m = 0; m < kTilesM; ++m) {
 #pragma unroll
@@ -334,18 +340,18 @@ struct Stem {
     }
   }
 
-  __device__ __forceinline__ static void write(const float (&sums)[8], float offset, T* y,
-                                               T* plain) {
+  __device__ __forceinline__ static void write(const float (&sums)[8], float offset, Y* y,
+                                               Plain* plain) {
     if constexpr (End::kPlain) store<typename Expression::Inner>(sums, offset, plain);
     store<Expression>(sums, offset, y);
   }
 
-  template <class Stored>
-  __device__ __forceinline__ static void store(const float (&sums)[8], float offset, T* to) {
+  template <class Stored, typename To>
+  __device__ __forceinline__ static void store(const float (&sums)[8], float offset, To* to) {
     float values[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[i] = Stored::of({sums[i], 0.f, offset});
-    Vector<T, 8> rounded;
+    Neighbours<To, 8> rounded;
     rounded.round(values);
     rounded.store(to);
   }

@@ -294,7 +294,27 @@ CONCAT: Mapping[str, Emit] = {
     "two types, odd": lambda b: joined(b, b.x(2, 3, 5, 3, dtype=F32), b.wide(b.x(2, 5, 5, 3))),
 }
 
+
+def stem(b: Builder, *, moved: bool = False) -> tuple[str, ...]:
+    """Of images in float32, with a scalar of float32; what autocast makes of them may be kept."""
+    patches = b.cast(b("space_to_depth", b.x(2, 3, 24, 16, dtype=F32), block=4))
+    y = b("relu", b.conv(patches, b.w(32, 48, 1, 1)))
+    shifted = b.cast(b("add", b.wide(y), scalar(b)))
+    return (shifted, y, patches) if moved else (shifted,)
+
+
+STEM: Mapping[str, Emit] = {
+    "of wide images": stem,
+    "all leaves": lambda b: stem(b, moved=True),
+    "stored wide": lambda b: b.wide(
+        b.conv(
+            b.cast(b("space_to_depth", b.x(2, 3, 24, 16, dtype=F32), block=4)), b.w(32, 48, 1, 1)
+        )
+    ),
+}
+
 MIXED: Mapping[str, Mapping[str, Emit]] = {
+    "stem": STEM,
     "linear": LINEAR,
     "concat": CONCAT,
     "layer_norm": LAYER_NORM,

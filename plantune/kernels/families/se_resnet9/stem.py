@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from plantune.devices.cuda.structs import fields
 from plantune.graph import Step, TensorType
-from plantune.kernels.cuda.vector_kernel import ELEMENTS
+from plantune.graph.types import DTYPES
+from plantune.kernels.cuda.vector_kernel import ELEMENTS, not_an_element
 from plantune.kernels.cuda.warp_mma import ENTRY, ROWS, TiledFamily, TiledParts, not_countable
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, images, refuse
+from plantune.kernels.legality import not_of
 from plantune.kernels.patterns.channel_affine import ChannelAffine, ChannelScales, channel_affine_of
 from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.patterns.pointwise_conv import pointwise_conv_after
@@ -33,7 +35,7 @@ using Pixels = plantune::StemPixels<{pixel}, {scaled}>;
 using Kernel = plantune::Stem<T, Pixels, plantune::ImageShape<{c}, {h}, {w}>, {outputs},
                               plantune::StemTile<{tile_m}, {tile_n}, {warp_m}>,
                               plantune::StemEnd<plantune::Bias::{bias}, {expression},
-                                                {plain}, {moved}>>;
+                                                {plain}, {moved}, plantune::Types<{types}>>>;
 """
     + ENTRY
 )
@@ -57,6 +59,13 @@ class StemParts(TiledParts):
         return "kOne" if self.step.types[self.epilogue.bias].numel == 1 else "kEach"
 
     @property
+    def types(self) -> str:
+        """The element types of bias, offset, y and the value before the offset, in C++."""
+        epilogue = self.epilogue
+        named = (epilogue.bias, epilogue.offset, self.y, epilogue.unshifted)
+        return ", ".join(ELEMENTS[self.step.types[name or self.y].dtype] for name in named)
+
+    @property
     def moved(self) -> str | None:
         """What space_to_depth makes, if that leaves too."""
         name = self.step.nodes[len(self.affine.nodes)].name
@@ -78,6 +87,7 @@ class Stem(TiledFamily[StemParts]):
     """
 
     name: ClassVar = "stem"
+    mixes_types: ClassVar = True
 
     def read(self, step: Step) -> StemParts:
         """The convolution after a space_to_depth."""
@@ -88,12 +98,15 @@ class Stem(TiledFamily[StemParts]):
         )
         parts, moved = StemParts(step, epilogue, affine), step.nodes[first]
         block, dtype, outputs = moved.attrs["block"], parts.image.dtype, parts.outputs
+        others = (epilogue.bias, epilogue.offset, parts.y, epilogue.unshifted)
         elsewhere = f"{moved.name!r} does not read {affine.result!r}, which is before it"
         refuse(
             {
                 elsewhere: moved.inputs[0] != affine.result,
                 f"patches are {BLOCK}x{BLOCK}, got {block}": block != BLOCK,
                 f"the kernel reads {', '.join(PIXELS)}, got {dtype}": dtype not in PIXELS,
+                **not_an_element(*(step.types[name].dtype for name in others if name)),
+                **not_of(step, parts.dtype, parts.moved),
                 f"a lane writes {AT_ONCE} channels at once, {outputs} do not divide": outputs
                 % AT_ONCE,
                 **not_countable(parts.pixels),
@@ -126,6 +139,7 @@ class Stem(TiledFamily[StemParts]):
             **{"c": c, "h": h, "w": w, "outputs": parts.outputs},
             **config,
             bias=parts.bias,
+            types=parts.types,
             **cxx_bools(flags),
             **rendered(parts.epilogue.chain),
             shared_bytes=parts.shared_bytes(config),
@@ -135,6 +149,8 @@ class Stem(TiledFamily[StemParts]):
         epilogue, types = parts.epilogue, parts.step.types
         named = {"weight": parts.weight, "bias": epilogue.bias, "offset": epilogue.offset}
         read = {word: (name, in_rows(types[name])) for word, name in named.items() if name}
+        weight = replace(read["weight"][1], dtype=DTYPES[parts.dtype])
+        read["weight"] = (parts.weight, weight)
         constants = Constants(frame, read)
         scales = ChannelScales(parts.affine, parts.image.shape[1], frame)
         kernel = self.launcher(parts, config, frame)

@@ -41,11 +41,11 @@ def remember(key: str, seconds: float) -> None:
 @contextmanager
 def alone_with(key: str) -> Iterator[None]:
     """One process at a time, where files can be locked."""
-    with ExitStack() as held:
+    with ExitStack() as stack:
         with suppress(OSError):
             place = _place(key, to_write=True)
             place.parent.mkdir(parents=True, exist_ok=True)
-            file = held.enter_context(place.with_suffix(".lock").open("wb"))
+            file = stack.enter_context(place.with_suffix(".lock").open("wb"))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -124,7 +124,7 @@ def _parts(times: dict[str, float]) -> list[tuple[str, float]]:
 
 
 def _key(pool: ProgramPool) -> str:
-    device = device_of(pool.held.module, pool.held.otherwise)
+    device = device_of(pool.owned.module, pool.owned.otherwise)
     problem, environment = pool.plan.problem.key, environment_of(device)
     return digest([asdict(problem), environment.key])
 

@@ -20,25 +20,25 @@ _TAKEN = frozenset((*dir(nn.Module()), "code", "given", "count", "names"))
 
 @dataclass(frozen=True)
 class Inputs:
-    """The places of a captured graph's inputs: `held` has the names of those that are parameters
+    """The places of a captured graph's inputs: `owned` has the names of those that are parameters
     and buffers, `given` are the others that the graph reads.
     """
 
     count: int
-    held: Mapping[int, str]
+    owned: Mapping[int, str]
     given: tuple[int, ...]
 
     @staticmethod
     def of(graph: fx.GraphModule, examples: Sequence[Any]) -> Inputs:
-        nodes, held = graph.graph.find_nodes(op="placeholder"), dict[int, str]()
+        nodes, owned = graph.graph.find_nodes(op="placeholder"), dict[int, str]()
         for place, (node, example) in enumerate(zip(nodes, examples, strict=True)):
             source = _source(node)
             if isinstance(example, nn.Parameter) or _HELD.search(source):
                 name = "_".join(_STEPS.findall(source))
-                is_free = len(name) >= _LEAST_NAME and name not in {*held.values(), *_TAKEN}
-                held[place] = name if is_free else node.name
-        given = [place for place, node in enumerate(nodes) if node.users and place not in held]
-        return Inputs(len(nodes), held, tuple(given))
+                is_free = len(name) >= _LEAST_NAME and name not in {*owned.values(), *_TAKEN}
+                owned[place] = name if is_free else node.name
+        given = [place for place, node in enumerate(nodes) if node.users and place not in owned]
+        return Inputs(len(nodes), owned, tuple(given))
 
 
 def _source(node: fx.Node) -> str:
@@ -83,7 +83,7 @@ class Captured(nn.Module):
     def __init__(self, code: Code, inputs: Inputs, state: Sequence[Tensor]) -> None:
         super().__init__()
         self.code, self.given, self.count = code, inputs.given, inputs.count
-        self.names = tuple(inputs.held.items())
+        self.names = tuple(inputs.owned.items())
         for (_, name), tensor in zip(self.names, state, strict=True):
             if isinstance(tensor, nn.Parameter):
                 self.register_parameter(name, tensor)
@@ -92,9 +92,9 @@ class Captured(nn.Module):
 
     def forward(self, *given: Any) -> Any:
         values: list[Any] = [None] * self.count
-        held = {**self._parameters, **self._buffers}
+        owned = {**self._parameters, **self._buffers}
         for place, name in self.names:
-            values[place] = held[name]
+            values[place] = owned[name]
         for place, value in zip(self.given, given, strict=True):
             values[place] = value
         return self.code.run(*values)

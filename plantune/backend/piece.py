@@ -84,7 +84,7 @@ class Piece:
         self.name, self.line = name_of(graph), line_of(graph)
         self._eager, self._code = graph.forward, Code(graph, detached(graph))
         self._inputs = Inputs.of(graph, examples)
-        self._held, self._given = _getter(self._inputs.held), _getter(self._inputs.given)
+        self._owned, self._given = _getter(self._inputs.owned), _getter(self._inputs.given)
         # Whatever size is not the same in all calls is an input of its own.
         numbers = (place for place, value in enumerate(examples) if not isinstance(value, Tensor))
         self._sizes = _getter(numbers)
@@ -104,7 +104,7 @@ class Piece:
         self._calls += 1
         if self.why_not is not None:
             return self._by_torch(values)
-        owner, given = self._owner_of(self._held(values)), self._given(values)
+        owner, given = self._owner_of(self._owned(values)), self._given(values)
         try:
             return self._code.whole(self._tuned_for(owner, self._sizes(values), given)(*given))
         except REFUSED as error:

@@ -102,20 +102,20 @@ def bench_command(console: Console, place: Path | None, workload: Workload, want
     machine = machine_for(load_arch(workload.arch).kind, gpu_watcher(workload.arch))
     wait_for_quiet(wanted.budget, machine)
     race, attempts = _race(chosen, routes, wanted), Attempts()
-    log, id, told = MachineLog(machine), None, ""
+    log, id, stored = MachineLog(machine), None, ""
     state = log.snapshot("race")
     if wanted.store:
         storing = attempts.of(lambda: store_race(place, chosen, race, log))
-        id, told = storing or (None, "not stored")
+        id, stored = storing or (None, "not stored")
     document = {**_document(chosen, race, wanted, state), "stored_plan_id": id}
     # The files first: a pipe that somebody closes ends the text.
     drawn = _write(console, wanted, document, attempts)
     _show(console, chosen, race, document, wanted.budget)
-    for line in filter(None, (drawn, told)):
+    for line in filter(None, (drawn, stored)):
         console.say(line)
     if console.json_file is None:
         console.emit(document)
-    if code := attempts.code or (FAILED if told and id is None else DONE):
+    if code := attempts.code or (FAILED if stored and id is None else DONE):
         raise click.exceptions.Exit(code)
 
 

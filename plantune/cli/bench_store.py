@@ -92,5 +92,5 @@ def _judged(chosen: Chosen, race: Race, log: MachineLog) -> Plan:
     judged = judged_alone(plan, race, captured)
     if not _ran(judged, chosen):  # what is known of its kernels is not of the framework's
         kept = []
-    told = {name: chosen.plan.evidence[name] for name in kept if name in chosen.plan.evidence}
-    return replace(judged, evidence=Attrs({**judged.evidence, **told, **log.evidence()}))
+    evidence = {name: chosen.plan.evidence[name] for name in kept if name in chosen.plan.evidence}
+    return replace(judged, evidence=Attrs({**judged.evidence, **evidence, **log.evidence()}))

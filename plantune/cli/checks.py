@@ -120,8 +120,8 @@ def _cache() -> Check:
     foreign = [why_not_trusted(folder / kind) for kind in ("cpu", "cuda", "cudnn")]
     if any(foreign):
         how = "set PLANTUNE_CACHE_DIR to a folder of your own"
-        told = "; ".join(filter(None, foreign))
-        return Check("cache folder", LIMITED, f"compiled kernels are not kept: {told}", how)
+        why = "; ".join(filter(None, foreign))
+        return Check("cache folder", LIMITED, f"compiled kernels are not kept: {why}", how)
     return Check("cache folder", OK, str(folder))
 
 

@@ -44,12 +44,12 @@ def _driver() -> Check:
 
 def judged_driver(known: Version, wanted: Version | None, release: str | None = None) -> Check:
     """Whether a driver that knows one CUDA release runs a torch that was built for another."""
-    told = " ".join(filter(None, (release, "for CUDA {}.{}".format(*known))))
+    text = " ".join(filter(None, (release, "for CUDA {}.{}".format(*known))))
     if wanted is not None and known[0] < wanted[0]:
         needs = "{}.{}".format(*wanted)
         how = f"install a newer driver, or a torch for CUDA {known[0]}"
-        return Check("CUDA driver", LIMITED, f"{told}, too old: this torch needs {needs}", how)
-    return Check("CUDA driver", OK, told)
+        return Check("CUDA driver", LIMITED, f"{text}, too old: this torch needs {needs}", how)
+    return Check("CUDA driver", OK, text)
 
 
 def _cuda_of_torch() -> Version | None:
@@ -72,12 +72,12 @@ def _gpus() -> Check:
     if not found:
         how = "a GPU, its driver and a CUDA wheel of torch; the CPU needs none of them"
         return Check("CUDA GPU", LIMITED, "absent: torch sees none", how)
-    told = ", ".join(f"{gpu}, {bytes_text(gpu.memory_bytes)}" for gpu in found)
+    text = ", ".join(f"{gpu}, {bytes_text(gpu.memory_bytes)}" for gpu in found)
     unknown = [str(gpu) for gpu in found if gpu.arch not in ARCH_NAMES]
     if unknown:
         how = f"plantune knows {', '.join(ARCH_NAMES)}; the others run through the framework"
-        return Check("CUDA GPU", LIMITED, told, how)
-    return Check("CUDA GPU", OK, told)
+        return Check("CUDA GPU", LIMITED, text, how)
+    return Check("CUDA GPU", OK, text)
 
 
 def _nvrtc() -> Check:
@@ -87,12 +87,12 @@ def _nvrtc() -> Check:
     if not found:
         detail = "absent: no libnvrtc with CUDA's headers was found"
         return Check("NVRTC", LIMITED, detail, how_to_install())
-    told, wanted = ", ".join(map("{0[0]}.{0[1]}".format, found)), _cuda_of_torch()
+    text, wanted = ", ".join(map("{0[0]}.{0[1]}".format, found)), _cuda_of_torch()
     if wanted is not None and wanted[0] not in (version[0] for version in found):
         needs = f"this torch is for CUDA {wanted[0]}.{wanted[1]}"
-        detail = f"{told}, which does not match: {needs}"
+        detail = f"{text}, which does not match: {needs}"
         return Check("NVRTC", LIMITED, detail, how_to_install())
-    return Check("NVRTC", OK, told)
+    return Check("NVRTC", OK, text)
 
 
 def _cutlass() -> Check:
@@ -122,8 +122,8 @@ def _kernels() -> Check:
     how = "; ".join(dict.fromkeys(reasons.values())) if all_nvrtc() else NVRTC_HOW
     if not built:
         return Check("CUDA kernels", LIMITED, "can be compiled for no GPU", how)
-    told = f"can be compiled for {', '.join(built)}"
-    return Check("CUDA kernels", LIMITED if reasons else OK, told, how)
+    text = f"can be compiled for {', '.join(built)}"
+    return Check("CUDA kernels", LIMITED if reasons else OK, text, how)
 
 
 def _archs(asked: str) -> tuple[str, ...]:

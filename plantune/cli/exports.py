@@ -43,7 +43,7 @@ def export_command(
     with database(place) as opened:
         plans = export_plans(opened, file, arch, network=model)
     console.say(f"{file}: {counted(len(plans), 'plan')} for {arch}, {file.stat().st_size} bytes")
-    _tell(console, file, plans)
+    _report(console, file, plans)
 
 
 @click.command("import", epilog=example("plantune import plans/cpu.db"))
@@ -66,10 +66,10 @@ def import_command(console: Console, place: Path | None, file: Path) -> None:
     if not kept:
         raise PlantuneError(f"{file}: is right, but {opened.path} cannot be written; give --db")
     console.say(f"{file}: {counted(len(plans), 'plan')} read")
-    _tell(console, file, plans)
+    _report(console, file, plans)
 
 
-def _tell(console: Console, file: Path, plans: tuple[Plan, ...]) -> None:
+def _report(console: Console, file: Path, plans: tuple[Plan, ...]) -> None:
     for plan in plans:
         console.say(f"  {plan.problem}")
     console.emit({"file": str(file), "plans": [summary_of(plan) for plan in plans]})

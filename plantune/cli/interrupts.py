@@ -38,18 +38,18 @@ def interrupts() -> Iterator[Interrupts]:
     handled = [number for number in SIGNALS if before[number] is not signal.SIG_IGN]
     for number in handled:
         signal.signal(number, state._handle)
-    told = sys.unraisablehook
+    earlier = sys.unraisablehook
 
-    def tell(swallowed: UnraisableHookArgs) -> None:
+    def report(swallowed: UnraisableHookArgs) -> None:
         """Python would print the traceback of an interrupt that came amid a finalizer."""
         if swallowed.exc_type is not KeyboardInterrupt:
-            told(swallowed)
+            earlier(swallowed)
 
-    sys.unraisablehook = tell
+    sys.unraisablehook = report
     try:
         yield state
     finally:
-        sys.unraisablehook = told
+        sys.unraisablehook = earlier
         for number in handled:
             signal.signal(number, before[number] or signal.SIG_DFL)
 

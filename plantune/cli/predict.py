@@ -47,7 +47,7 @@ def predict(console: Console, place: Path | None, workload: Workload, budget_s: 
     with interrupts() as stop, database(place, read_only=False) as opened:
         keeping = KeepingDatabase(opened, lambda text: note(f"warning: {text}"))
 
-        def tell(text: str) -> None:
+        def say(text: str) -> None:
             stop.check()
             note(text)
 
@@ -60,7 +60,7 @@ def predict(console: Console, place: Path | None, workload: Workload, budget_s: 
                     budget_s,
                     check=check,
                     numerics=numerics,
-                    say=tell,
+                    say=say,
                 )
                 prediction = predictor.run()
         except KeyboardInterrupt as error:
@@ -107,25 +107,23 @@ def _keep(keeping: KeepingDatabase, prediction: Prediction, environment: Environ
 def _show(
     console: Console, workload: Workload, prediction: Prediction, keeping: KeepingDatabase
 ) -> None:
-    tell = note if keeping.plan_id is None else console.say
+    say = note if keeping.plan_id is None else console.say
     titles = ["step", "kernel", "guess", "threads", "registers", "shared"]
     guess_us = 1e3 * float(prediction.plan.evidence["predicted_ms"])
-    tell(
-        bold(f"PREDICTED for {workload.arch}: {us_text(guess_us)} a call, a guess from datasheets")
-    )
-    tell(table(titles, [_cells(row) for row in prediction.steps], "llrrrr", console.width))
+    say(bold(f"PREDICTED for {workload.arch}: {us_text(guess_us)} a call, a guess from datasheets"))
+    say(table(titles, [_cells(row) for row in prediction.steps], "llrrrr", console.width))
     for text, steps in _refusals(prediction).items():
-        tell(f"rejected for {counted(steps, 'step')}: {text}")
-    tell(
+        say(f"rejected for {counted(steps, 'step')}: {text}")
+    say(
         f"{counted(len(prediction.steps), 'step')}; {prediction.built} kernels compiled, "
         f"{len(prediction.rejected)} rejected; numerics {prediction.plan.evidence['numerics']}"
     )
     if keeping.plan_id is None:
-        tell(f"the plan could not be stored: {keeping.fault or 'no database'}")
+        say(f"the plan could not be stored: {keeping.fault or 'no database'}")
     else:
-        tell(f"plan {keeping.plan_id} in {keeping.path}")
+        say(f"plan {keeping.plan_id} in {keeping.path}")
         verify = to_run("verify", workload, keeping.path)
-        tell(f"next: {verify}, on a GPU of {workload.arch}")
+        say(f"next: {verify}, on a GPU of {workload.arch}")
 
 
 def _refusals(prediction: Prediction) -> Counter[str]:

@@ -63,8 +63,8 @@ def profile_command(
     layers, steps = by_layer(framework), by_step(planned, framework)
     document = _document(chosen, framework, planned, steps, whole)
     _show(console, layers, steps, document)
-    told = {"layers": [vars(layer) for layer in layers], "steps": [s.to_json() for s in steps]}
-    console.emit({**document, **told})
+    rows = {"layers": [vars(layer) for layer in layers], "steps": [s.to_json() for s in steps]}
+    console.emit({**document, **rows})
 
 
 def _profile_levels(console: Console, chosen: Chosen) -> None:

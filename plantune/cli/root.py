@@ -114,7 +114,7 @@ class _Told:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 close_quietly()
                 return FAILED
-            return self._told(error)
+            return self._reported(error)
         except Exception as error:
             # A fault of plantune: the trace is needed, and so is the object.
             self._emit(type(error).__name__, str(error), FAILED)
@@ -123,7 +123,7 @@ class _Told:
             note("".join(traceback.format_exception(error)).rstrip())  # Python hides no password
             return FAILED
 
-    def _told(self, error: BaseException) -> int:
+    def _reported(self, error: BaseException) -> int:
         code, message = exit_code(error), self._message(error)
         note(f"{click.style('error:', fg='red')} {message}")
         self._emit(type(error).__name__, message, code)
@@ -132,9 +132,9 @@ class _Told:
     def _emit(self, kind: str, message: str, code: int) -> None:
         if not self._as_json:
             return
-        told = {"type": kind, "message": hidden(message), "exit_code": code}
+        fault = {"type": kind, "message": hidden(message), "exit_code": code}
         try:
-            Console(STDOUT).emit({"error": told})
+            Console(STDOUT).emit({"error": fault})
         except OSError:
             close_quietly()
 
@@ -144,7 +144,7 @@ class _Told:
             return "interrupted"
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
         if isinstance(error, (WorkerDied, WorkerFailed)) and "\n" in text:
-            return _told_by_worker(text)
+            return _reported_by_worker(text)
         if isinstance(error, click.NoSuchOption):
             text = error.message.rstrip(".") + option_hint(error, self._arguments)
         if isinstance(error, click.UsageError) and error.ctx is not None:
@@ -162,7 +162,7 @@ def _ended(error: BaseException) -> str:
     )
 
 
-def _told_by_worker(text: str) -> str:
+def _reported_by_worker(text: str) -> str:
     """How a worker ended, without the trace that it left; that goes to a file."""
     from plantune.base.build_log import keep_log
 

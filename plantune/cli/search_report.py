@@ -66,9 +66,9 @@ def show_result(
     seconds: float,
 ) -> None:
     """Text and JSON. A plan that could not be kept is printed, alone, so that it is not lost."""
-    tell = note if keeping.plan_id is None and result.nothing_left is None else console.say
+    say = note if keeping.plan_id is None and result.nothing_left is None else console.say
     for line in _lines(workload, result, keeping, seconds):
-        tell(line)
+        say(line)
     console.emit(_document(workload, result, keeping, environment, seconds))
     if is_lost(result, keeping) and console.json != STDOUT:
         console.print(result.plan.dumps())

@@ -26,26 +26,26 @@ class Kept:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
-        self._held: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._bytes = 0
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value under a key, made if it is missing. One over the limit is not kept."""
-        if key in self._held:
-            self._held.move_to_end(key)
-            return cast(T, self._held[key][0])
+        if key in self._values:
+            self._values.move_to_end(key)
+            return cast(T, self._values[key][0])
         made = make()
         size = sum({x.data_ptr(): x.nbytes for x in tensors_in(made)}.values())
         if size <= self._limit:
-            self._held[key] = made, size
+            self._values[key] = made, size
             self._bytes += size
         while self._bytes > self._limit:
-            _, (_, gone) = self._held.popitem(last=False)
+            _, (_, gone) = self._values.popitem(last=False)
             self._bytes -= gone
         return made
 
     def forget(self) -> None:
-        self._held.clear()
+        self._values.clear()
         self._bytes = 0
 
 

@@ -171,8 +171,8 @@ def single_table(document: Mapping[str, Any], width: int | None = None) -> str |
     titles = ["single calls", f"p50, {unit.name}", "p99", "fresh p50", "p99"]
     titles += [*(["host", "GPU"] if sides else []), "ready in", "paid after"]
     fewest = min(row["latency_ms"][kind]["calls"] for row in rows for kind in KINDS)
-    told = [FEW.format(fewest)] if fewest < ENOUGH_CALLS else []
-    return "\n".join([table(titles, lines, "l" + "r" * (len(titles) - 1), width), *told])
+    notes = [FEW.format(fewest)] if fewest < ENOUGH_CALLS else []
+    return "\n".join([table(titles, lines, "l" + "r" * (len(titles) - 1), width), *notes])
 
 
 KINDS = ("same", "fresh")

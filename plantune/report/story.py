@@ -105,8 +105,8 @@ def _parts_row(story: StepStory) -> Iterator[Row]:
     us = sum(map(covers.best_us, cheapest)) if cheapest else None
     named = " + ".join(f"{'+'.join(c.step.ops)} {us_text(covers.best_us(c))}" for c in cheapest)
     compared = _beside(us, story.chosen_us) if us is not None else "not all parts were measured"
-    told = "; ".join(filter(None, (compared, named)))
-    yield ["its ops in parts", str(len(tried)), us_text(us), told]
+    text = "; ".join(filter(None, (compared, named)))
+    yield ["its ops in parts", str(len(tried)), us_text(us), text]
 
 
 def _wider_rows(story: StepStory) -> Iterator[Row]:
@@ -122,8 +122,8 @@ def _wider_rows(story: StepStory) -> Iterator[Row]:
         trials = [o for cover in rest for o in cover.trials.values()]
         failed = [o for o in trials if isinstance(o, Rejected)]
         best = min((covers.best_us(c) for c in rest if c.best is not None), default=None)
-        told = f"{counted(len(rest), 'other fusion')} with its neighbours"
-        yield [told, str(len(trials)), us_text(best), counts_text(failed)]
+        text = f"{counted(len(rest), 'other fusion')} with its neighbours"
+        yield [text, str(len(trials)), us_text(best), counts_text(failed)]
 
 
 def _row(

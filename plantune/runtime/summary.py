@@ -61,8 +61,8 @@ class Summary:
         kernels = f"{self.ours} by plantune's kernels" + (f" ({named})" if named else "")
         steps = self.ours + self.framework + self.views
         views = f", {_counted(self.views, 'view')}" if self.views else ""
-        told = f"{_counted(steps, 'step')}: {kernels}, {self.framework} by torch's{views}"
-        lines = [self.headline, self.call, *self.notes, told]
+        counts = f"{_counted(steps, 'step')}: {kernels}, {self.framework} by torch's{views}"
+        lines = [self.headline, self.call, *self.notes, counts]
         if self.framework_ops:
             ops = _counted(len(self.framework_ops), "op")
             lines.append(f"{ops} for which plantune has no kernels:")

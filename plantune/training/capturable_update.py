@@ -73,7 +73,7 @@ class CapturableUpdate(TorchUpdate):
         self._snapshots = Snapshots(arch, self._device)
         # By which parameters had a gradient: the optimizer makes its state in its first step.
         self._stepped: dict[tuple[bool, ...], Baked] = {}
-        self._changes, self._told = 0, False
+        self._changes, self._is_reported = 0, False
 
     def follow(self) -> None:
         """The rates as they are now."""
@@ -135,15 +135,15 @@ class CapturableUpdate(TorchUpdate):
             return True
         if baked.has_tensors_of(now) and baked.values == now.values:
             return True
-        self._tell(baked.moved(now))
+        self._report(baked.moved(now))
         self._changes += 1
         self.inside = self.inside and self._changes <= MOST_CHANGES
         return False
 
-    def _tell(self, moved: str | None) -> None:
-        if moved is None or self._told:
+    def _report(self, moved: str | None) -> None:
+        if moved is None or self._is_reported:
             return
-        self._told = True
+        self._is_reported = True
         warn(
             f"the optimizer's {moved}: the training step is captured again; of a captured "
             f"{type(self._optimizer).__name__} only lr may move without that",

@@ -67,7 +67,7 @@ class CapturedStep:
         # An autograd graph that waits for the collector keeps the nodes of its parameters, and the
         # next one takes them: of the default stream, which a capture must not touch.
         gc.collect()
-        held = [(tensor, tensor.clone()) for tensor in state]
+        saved = [(tensor, tensor.clone()) for tensor in state]
         try:
             before = None if seen is None else seen()
             with self._keeper.keeping():
@@ -80,7 +80,7 @@ class CapturedStep:
             self._keeper.let_go()
             raise
         finally:
-            for tensor, value in held:
+            for tensor, value in saved:
                 tensor.copy_(value)
 
     def _taken(self, leaf: Any) -> Any:

@@ -22,7 +22,7 @@ def agreed(ranks: Ranks, kind: str, make: Make) -> TunedModule | None:
     if not ranks.all_say(kind):
         return None
     own = ranks.together("the choice of a plan", lambda: _chosen(make) if not ranks.rank else None)
-    text = ranks.meet("" if own is None else own[1].dumps())[0]
+    text = ranks.gather("" if own is None else own[1].dumps())[0]
     if not text:
         return None
 

@@ -25,8 +25,8 @@ class Ranks:
     """The ranks of a group. Calls of the step have the numbers 1, 2, ... on each of them; 0 is
     before the first.
 
-    In a call ranks may `meet`, until one of them says that it is `past`: from then on it only
-    waits for collectives, and whoever waits for it here learns that it does not come.
+    In a call ranks may `gather` values, until one of them says that it is `past`: from then on it
+    only waits for collectives, and whoever waits for it here learns that it does not come.
     """
 
     def __init__(self, group: Group, deadline_s: float) -> None:
@@ -36,27 +36,27 @@ class Ranks:
         self._meetings = 0
         self._past = -1
         self._left: str | None = None
-        self._held: tuple[Group, Store] | None = group, new_store(group)
+        self._connection: tuple[Group, Store] | None = group, new_store(group)
 
     @property
     def group(self) -> Group:
-        return self._still_held()[0]
+        return self._connected()[0]
 
     @property
     def store(self) -> Store:
-        return self._still_held()[1]
+        return self._connected()[1]
 
     def forget(self) -> None:
         """Lets go of the group and its store. As long as something holds these, rank 0 serves the
         store, and a group that is made later meets in it what was said in this one: NCCL's id of a
         communicator that is gone, for which it waits without end.
         """
-        self._held = None
+        self._connection = None
 
-    def _still_held(self) -> tuple[Group, Store]:
-        if self._held is None:
+    def _connected(self) -> tuple[Group, Store]:
+        if self._connection is None:
             raise RuntimeError(f"rank {self.rank} no longer takes part: it {self._left}")
-        return self._held
+        return self._connection
 
     @property
     def others(self) -> list[int]:
@@ -80,7 +80,7 @@ class Ranks:
         """No collectives from here to the end of this call."""
         self._past = self.call
 
-    def meet(self, value: str) -> list[str | None]:
+    def gather(self, value: str) -> list[str | None]:
         """What each rank says at this point of this call; None for one that does not come here.
 
         Raises RanksDiffer if one has failed, or nothing is heard of it until the deadline.
@@ -103,7 +103,7 @@ class Ranks:
 
     def all_say(self, value: str) -> bool:
         """Whether all meet here with the same value."""
-        return all(said == value for said in self.meet(value))
+        return all(said == value for said in self.gather(value))
 
     def together(self, what: str, act: Callable[[], T]) -> T:
         """What `act` gives on this rank; if it raises on one of them, all raise."""
@@ -112,7 +112,7 @@ class Ranks:
             result = act()
         except Exception as raised:
             error = raised
-        said = self.meet("" if error is None else f"{type(error).__name__}: {error}")
+        said = self.gather("" if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
         first = next((at for at, text in enumerate(said) if text), None)
@@ -122,7 +122,7 @@ class Ranks:
 
     def must_agree(self, what: str, lines: Sequence[str]) -> None:
         """Raises RanksDiffer on all ranks unless they say the same, with the first difference."""
-        said = self.meet("\n".join(lines))
+        said = self.gather("\n".join(lines))
         for rank, text in enumerate(said):
             if text == said[0]:
                 continue
@@ -144,7 +144,7 @@ class Ranks:
         call, _, why = self.store.get(key).decode().partition(" ")
         return int(call), why
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """A sign of life; others learn from it which calls are past."""
         self.store.set(f"alive/{self.rank}", f"{self._past} {self.call} {time.time():.1f}")
 
@@ -153,8 +153,8 @@ class Ranks:
         key = f"alive/{rank}"
         if not self.store.check([key]):
             return f"nothing was heard of rank {rank}"
-        _, call, told_s = self.store.get(key).decode().split()
-        ago_s = max(time.time() - float(told_s), 0.0)
+        _, call, reported_s = self.store.get(key).decode().split()
+        ago_s = max(time.time() - float(reported_s), 0.0)
         return f"rank {rank} was alive {ago_s:.0f} s ago, in its call {call}"
 
     def _heard(self, rank: int, place: str) -> tuple[str | None] | None:

@@ -176,11 +176,11 @@ class Reducer:
             return [*map(bool, flags.tolist())]
         key = tuple(present)
         if key not in self._patterns:
-            self._patterns[key] = self._met(present)
+            self._patterns[key] = self._present_anywhere(present)
         return self._patterns[key]
 
-    def _met(self, present: Sequence[bool]) -> list[bool]:
-        said = self._ranks.meet("".join("01"[there] for there in present))
+    def _present_anywhere(self, present: Sequence[bool]) -> list[bool]:
+        said = self._ranks.gather("".join("01"[there] for there in present))
         if None in said:
             raise RanksDiffer(
                 "a loss depends on other parameters than in calls before, on this rank alone: on a "

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from plantune.base.warning import warn
 from plantune.errors import CaptureError
 from plantune.graph.nested import kind_of, tensors_in
-from plantune.runtime.watched.live_state import HeldTensors
+from plantune.runtime.watched.live_state import OwnedTensors
 from plantune.runtime.watched.module_signature import ModuleSignature
 from plantune.training.captured_step import Arguments, CapturedStep, UncapturedStep
 from plantune.training.ranks import Ranks
@@ -30,7 +30,7 @@ MOST_TRIES = 3
 @dataclass(frozen=True)
 class Passes:
     """What a step is made of: `run` is forward and backward, which fills `gradients`. It takes the
-    arguments, and what is told of the end of each part. `seen` counts calls of the model
+    arguments, and what is state of the end of each part. `seen` counts calls of the model
     whose inputs more than a plan may have read. `settings` are what else decides what a call does:
     a captured one would keep it. `state` is what `run` changes beside weights.
     """
@@ -93,8 +93,8 @@ class Replays:
         if any(signature.changed() for signature in self._signatures):
             self.let_go()
             before, self._signatures = self._signatures, self._new_signatures()
-            told = self._passes.modules, before, self._signatures
-            self._turns.lose(lambda: what_changed(*told))
+            state = self._passes.modules, before, self._signatures
+            self._turns.lose(lambda: what_changed(*state))
         kind = self._kind(given)
         if kind is None:
             return self._passes(given)
@@ -129,7 +129,7 @@ class Replays:
                 kind.captured.abandon()
 
     def _new_signatures(self) -> list[ModuleSignature]:
-        return [ModuleSignature(module, HeldTensors(module)) for module in self._passes.modules]
+        return [ModuleSignature(module, OwnedTensors(module)) for module in self._passes.modules]
 
     def _kind(self, given: Arguments) -> _Kind | None:
         settings = self._passes.settings()
@@ -187,7 +187,7 @@ class Replays:
             if update.leave(str(error)):
                 self._capture(kind, given)
             else:
-                self._tell(str(error))
+                self._report(str(error))
             return
         kind.present, kind.whole = [*passes.gradients.present], update.inside
         if update.is_ready(kind.present):
@@ -195,7 +195,7 @@ class Replays:
         else:
             captured.let_go()  # in it the optimizer would begin anew each time
 
-    def _tell(self, why_not: str) -> None:
+    def _report(self, why_not: str) -> None:
         self._why_not = why_not
         warn(
             f"the training step cannot be captured as one graph and runs op by op: {why_not}",

@@ -265,9 +265,9 @@ class TrainStep:
             return value
 
         modules = self._modules()
-        told = self._models.seen, self._settings.now, partial(state_of, modules, self.loss)
-        run_any = PlansOrModel(run, self._models, told[-1], device)
-        passes = Passes(run_any, gradients, self._update, modules, *told)
+        state = self._models.seen, self._settings.now, partial(state_of, modules, self.loss)
+        run_any = PlansOrModel(run, self._models, state[-1], device)
+        passes = Passes(run_any, gradients, self._update, modules, *state)
         if device.type != "cuda":
             return passes
         return Replays(passes, device, None if others is None else others.ranks, self._turns)

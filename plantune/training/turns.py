@@ -58,9 +58,9 @@ def parts_of(settings: Hashable, given: Arguments) -> Parts:
     inputs, targets = given
     for kind, values in (("input", inputs), ("target", targets)):
         for place, value in enumerate(values):
-            held = leaves(value)
-            for at, leaf in enumerate(held):
-                inside = f", value {at + 1}" if len(held) > 1 else ""
+            parts_inside = leaves(value)
+            for at, leaf in enumerate(parts_inside):
+                inside = f", value {at + 1}" if len(parts_inside) > 1 else ""
                 found[f"{kind} {place + 1}{inside}"] = _shown(leaf)
     return found
 

@@ -51,7 +51,7 @@ class Watch:
         self._stop = threading.Event()
         weakref.finalize(self, self._stop.set).atexit = False
         atexit.register(_leave, weakref.ref(self))
-        ranks.tell()
+        ranks.report()
         arguments = (weakref.ref(self), self._stop)
         threading.Thread(target=_follow, args=arguments, daemon=True, name="plantune").start()
 
@@ -85,7 +85,7 @@ class Watch:
         if call is None or call != self._seen:
             self._seen, self._since_s = -1 if call is None else call, now_s
         try:
-            ranks.tell()
+            ranks.report()
             why = None if call is None else self._why_in_vain(call)
         except RuntimeError:
             most_s = min(most_s, WITHOUT_STORE_S)

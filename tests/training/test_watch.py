@@ -69,7 +69,7 @@ def test_the_next_group_reads_nothing_of_the_last_one(monkeypatch):
 class TestMeeting:
     def test_each_hears_what_all_say(self, pair):
         one, other = pair
-        assert both(lambda: one.meet("a"), lambda: other.meet("b")) == [["a", "b"], ["a", "b"]]
+        assert both(lambda: one.gather("a"), lambda: other.gather("b")) == [["a", "b"], ["a", "b"]]
         assert both(lambda: one.all_say("c"), lambda: other.all_say("c")) == [True, True]
 
     def test_who_is_past_does_not_come(self, pair):
@@ -77,24 +77,24 @@ class TestMeeting:
         for rank in pair:
             rank.begin()
         one.past()
-        one.tell()
-        assert other.meet("here") == [None, "here"]
+        one.report()
+        assert other.gather("here") == [None, "here"]
 
     def test_one_that_left_is_not_waited_for(self, pair):
         one, other = pair
         other.begin()
         one.leave("raised ValueError: no", 0)
         with pytest.raises(RanksDiffer, match="rank 0 raised ValueError: no"):
-            other.meet("here")
+            other.gather("here")
         with pytest.raises(RanksDiffer, match="no longer takes part"):
             one.begin()
 
     def test_waiting_has_an_end(self, pair):
         one, other = pair
-        one.tell()
+        one.report()
         other.deadline_s = 0.02
         with pytest.raises(RanksDiffer, match=r"rank 0 was alive \d s ago, in its call 0"):
-            other.meet("here")
+            other.gather("here")
 
     def test_a_rank_that_is_closed_lets_go_of_its_group(self, pair, monkeypatch):
         """Else the store would be served on, with all that was said in it."""
@@ -110,7 +110,7 @@ class TestMeeting:
         del group
         assert held() is None
         with pytest.raises(RuntimeError, match="it closed its training step"):
-            rank.tell()
+            rank.report()
         with pytest.raises(RanksDiffer, match="no longer takes part"):
             rank.begin()
 
@@ -253,7 +253,7 @@ class TestWatch:
             raise RuntimeError("connection reset")
 
         monkeypatch.setattr(watch_module, "WITHOUT_STORE_S", 0.0)
-        pair[0]._held = None, SimpleNamespace(set=gone, get=gone, check=gone)
+        pair[0]._connection = None, SimpleNamespace(set=gone, get=gone, check=gone)
         with watch.step():
             pair[0].past()
             watch.look()
@@ -312,7 +312,7 @@ class TestCaptures:
                 ranks.begin()
                 value = run(((x,), (y,)))
                 ranks.past()
-                ranks.tell()
+                ranks.report()
                 return value
 
             return run, call

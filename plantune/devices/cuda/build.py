@@ -13,7 +13,7 @@ from plantune.base.blobs import read_blob, write_blob
 from plantune.base.build_log import build_error
 from plantune.base.paths import cache_file
 from plantune.devices.cuda.choice import fitting, nvrtc_for
-from plantune.devices.cuda.compiler import Kind, options_for, run_nvrtc, told
+from plantune.devices.cuda.compiler import Kind, described, options_for, run_nvrtc
 from plantune.devices.cuda.toolchain import Nvrtc, headers_digest, release_digest
 from plantune.space.arch import Arch
 
@@ -56,7 +56,7 @@ def compile_cuda(source: str, arch: Arch, *, kind: Kind = "CUBIN") -> Binary:
     compiled = run_nvrtc(nvrtc, source, options, kind)
     if compiled.image is None:
         what = f"{nvrtc} did not compile a kernel for {arch.name}"
-        raise build_error(what, compiled.log, told(options, source))
+        raise build_error(what, compiled.log, described(options, source))
     place, key = _place(source, nvrtc, options, to_write=True)
     binary = Binary(key, compiled.image, compiled.log)
     _write(place, binary)

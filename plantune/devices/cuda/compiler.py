@@ -55,7 +55,7 @@ def run_nvrtc(nvrtc: Nvrtc, source: str, options: tuple[str, ...], kind: Kind) -
         return Compiled(result.read_bytes() if answer["compiled"] else None, answer["log"])
 
 
-def told(options: tuple[str, ...], source: str) -> str:
+def described(options: tuple[str, ...], source: str) -> str:
     """What the compiler was given, for its log."""
     return f"{' '.join(options)}\n\n{source}"
 
@@ -81,4 +81,4 @@ def _asked(request: Mapping[str, Any], nvrtc: Nvrtc) -> Any:
             f"{MEMORY_LIMIT_BYTES >> 30} GiB"
         )
         said = done.stderr.decode(errors="replace")
-        raise build_error(what, said, told(request["options"], request["source"])) from error
+        raise build_error(what, said, described(request["options"], request["source"])) from error

@@ -172,10 +172,10 @@ def node_updater(executable: int, node: int, params: NodeParams) -> Callable[[],
     """Gives a kernel of an instantiated graph these parameters, from its next launch on."""
     library, name = _cuda(), "cuGraphExecKernelNodeSetParams_v2"
     set_params = getattr(library, name)
-    graph, place, told = c_void_p(executable), c_void_p(node), byref(params)
+    graph, place, pointer = c_void_p(executable), c_void_p(node), byref(params)
 
     def run() -> None:
-        code = set_params(graph, place, told)
+        code = set_params(graph, place, pointer)
         if code:
             _check(name, code, library)
 

@@ -59,8 +59,8 @@ def precisions_of_calls() -> Precisions:
     Which kernels are legal depends on it, and a user may change it at any time. Torch's core is
     asked, one by one, because each call asks: the properties around it take eight times as long.
     """
-    held = _references.precisions
-    return held or (_get("cuda", "conv"), _get("cuda", "matmul"), _get("cuda", "rnn"))
+    fixed = _references.precisions
+    return fixed or (_get("cuda", "conv"), _get("cuda", "matmul"), _get("cuda", "rnn"))
 
 
 def set_precisions(precisions: Precisions) -> None:

@@ -191,7 +191,7 @@ class RouteBuilder:
             raise ValueError(why_not)
         return tuned
 
-    def told_of_static(self, name: str, built: BuiltRoute) -> BuiltRoute:
+    def with_static_images(self, name: str, built: BuiltRoute) -> BuiltRoute:
         """The route with a second make of it, which knows that its images stay at one address.
 
         It counts only if what it computes is right for what is written there later.
@@ -211,12 +211,17 @@ class RouteBuilder:
 
     def weighed(self, name: str, make: Callable[[], BuiltRoute]) -> BuiltRoute:
         """A route as it is made; notes how much memory it takes."""
-        held = self.device.held_bytes()
+        before = self.device.held_bytes()
         made = make()
         peak = self.device.peak_bytes(made.same)
         # What a route gives back of others', such as cuBLAS's workspace, may be more than it takes.
-        if held is not None and peak is not None and peak >= held and not self._finds_a_pool(name):
-            self.peaks_mib[name] = (peak - held) / 2**20
+        if (
+            before is not None
+            and peak is not None
+            and peak >= before
+            and not self._finds_a_pool(name)
+        ):
+            self.peaks_mib[name] = (peak - before) / 2**20
         return made
 
     def _finds_a_pool(self, name: str) -> bool:

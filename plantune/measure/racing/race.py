@@ -176,7 +176,7 @@ def _framework_routes(
         try:
             ready[name] = builder.weighed(name, partial(builder.framework_route, name))
             if detailed:
-                ready[name] = builder.told_of_static(name, ready[name])
+                ready[name] = builder.with_static_images(name, ready[name])
         except Exception as error:  # It may fail in any way that torch knows.
             if not builder.device.works():
                 raise WorkerDied(f"{name}: {first_line(error)}") from error

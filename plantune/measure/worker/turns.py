@@ -21,19 +21,19 @@ class Turn:
     """
 
     def __init__(self) -> None:
-        self._held: TextIO | None = None
+        self._lock: TextIO | None = None
 
     def begin(self) -> None:
         path = turns_file()
-        if path is None or self._held is not None:
+        if path is None or self._lock is not None:
             return
         with _locked(path + QUEUE):
-            self._held = _locked(path + GPU)
+            self._lock = _locked(path + GPU)
 
     def end(self) -> None:
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
 
 @contextmanager

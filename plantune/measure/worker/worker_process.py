@@ -63,11 +63,11 @@ def _described(error: Exception) -> Message:
     plain = isinstance(error, PlantuneError) and all(
         isinstance(value, (str, int, float)) for value in error.args
     )
-    args: list[Any] = [_told(value) for value in error.args] if plain else []
+    args: list[Any] = [_plain(value) for value in error.args] if plain else []
     return {"type": type(error).__name__, "args": args, "trace": traceback.format_exc()[-8000:]}
 
 
-def _told(value: str | float) -> str | float:
+def _plain(value: str | float) -> str | float:
     """JSON has no infinity and no NaN: an error as large as that is the largest number."""
     lost = isinstance(value, float) and not math.isfinite(value)
     return sys.float_info.max if lost else value

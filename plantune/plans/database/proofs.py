@@ -50,8 +50,8 @@ class _Note:
     def __init__(self, plan: Plan, environment: Environment, *what: str) -> None:
         # A plan of float32 that does not say for which settings may run under any.
         problem = plan.problem
-        told = problem.precisions or problem.arch == "cpu" or problem.dtype != "float32"
-        settings = () if told else float32_precisions()
+        is_known = problem.precisions or problem.arch == "cpu" or problem.dtype != "float32"
+        settings = () if is_known else float32_precisions()
         name = digest([plan.digest, environment.key, *what, *settings])
         self._names = ("proofs", name)
         self.head = f"plan {plan.digest}\nenvironment {environment.key}\n".encode()

@@ -28,7 +28,7 @@ from plantune.runtime.calls.planned import (
     torch_settings_of,
 )
 from plantune.runtime.captured.program_pool import ProgramPool
-from plantune.runtime.watched.live_state import HeldTensors
+from plantune.runtime.watched.live_state import OwnedTensors
 from plantune.runtime.watched.module_signature import ModuleSignature
 from plantune.runtime.watched.torch_internals import without_autocast, without_saved_hooks
 from plantune.space.recurrent import scans_on
@@ -47,9 +47,9 @@ class CallTable:
     """The kinds of calls that a module answers. `signature` is the module as it was last seen."""
 
     def __init__(
-        self, held: HeldTensors, inputs: PlannedInputs, options: Options, device: torch.device
+        self, owned: OwnedTensors, inputs: PlannedInputs, options: Options, device: torch.device
     ) -> None:
-        self._held, self._inputs, self._options, self._device = held, inputs, options, device
+        self._owned, self._inputs, self._options, self._device = owned, inputs, options, device
         self._of_others = replace(options, known=False)
         self._on_cpu = device.type == "cpu"
         self._settings = torch_settings_of(device)
@@ -89,17 +89,17 @@ class CallTable:
     def refresh(self) -> None:
         """Has the module read again: its tensors, its attributes and its forward."""
         with self._lock:
-            self._held.forget()
+            self._owned.forget()
             self._spare = self._in_signatures()  # those of before the last refresh end here
             self._kept, self._waited = {}, {}
             self.signature = self._new_signature()
 
     def weights_changed(self) -> None:
         with self._lock:
-            self._held.writes += 1
+            self._owned.writes += 1
 
     def _new_signature(self) -> ModuleSignature:
-        signature = ModuleSignature(self._held.module, self._held)
+        signature = ModuleSignature(self._owned.module, self._owned)
         signature.why_not = self.why_no_plans or signature.why_not
         signature.is_home = self._inputs.is_home(signature)
         signature.kept = _latest(self._kept, signature.key)
@@ -107,12 +107,12 @@ class CallTable:
         self._read = {}
         return signature
 
-    def meet(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall | str:
+    def register(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall | str:
         """The kind of a call that may be a new one; why not if it is not remembered."""
         with self._lock:
-            met = self._inputs.meet(args, kwargs)
+            found = self._inputs.register(args, kwargs)
             self._forget_others()
-            return met
+            return found
 
     def _forget_others(self) -> None:
         """Drops what was kept for kinds of calls that are no longer remembered."""
@@ -202,7 +202,7 @@ class CallTable:
             if same and kept.settings == settings:
                 return Planned(kept.pool, outputs, self._device, call, settings)
         options = self._options if self._inputs.is_expected(call) else self._of_others
-        choice = Finder(graph, self.space(), self._held, options, call.arguments)
+        choice = Finder(graph, self.space(), self._owned, options, call.arguments)
         pool: ProgramPool | None
         if self._options.consistent and trained is not None:
             pool = self._consistent(signature, (call, trained, settings), choice)
@@ -239,7 +239,7 @@ class CallTable:
         # On a GPU weights are read in place, so nothing is folded into them.
         folds = trained is None and self._on_cpu
         graph, outputs = extract_with_outputs(
-            self._held.module,
+            self._owned.module,
             call.arguments,
             fold=folds,
             derives=trained is not None,

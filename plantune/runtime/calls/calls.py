@@ -37,7 +37,7 @@ from plantune.runtime.captured.autograd import run_with_gradients
 from plantune.runtime.captured.captured_program import CapturedProgram
 from plantune.runtime.captured.program_pool import ProgramPool, device_of
 from plantune.runtime.program.program import Program
-from plantune.runtime.watched.live_state import HeldTensors
+from plantune.runtime.watched.live_state import OwnedTensors
 from plantune.runtime.watched.module_signature import ModuleSignature
 from plantune.runtime.watched.torch_internals import any_autocast, without_autocast
 
@@ -71,7 +71,9 @@ class Calls:
         self._inputs = PlannedInputs(reference, expected, self._device, options.name)
         self._expected = self._inputs.expected
         self._trains = options.mode == "train"
-        self._table = CallTable(HeldTensors(reference, device), self._inputs, options, self._device)
+        self._table = CallTable(
+            OwnedTensors(reference, device), self._inputs, options, self._device
+        )
         self._padding = options.padding
         self.plain = PlainCalls()
         # The key of the signature that was checked last, and whether it may be padded.
@@ -186,7 +188,7 @@ class Calls:
         call: PlannedCall | None = expected
         tensors = args
         if kwargs or not expected.is_like(args):
-            call = self._inputs.met(args, kwargs)
+            call = self._inputs.known(args, kwargs)
             tensors = () if call is None else call.tensors(args, kwargs)
         if self._unlooked and call is self._eager_call:
             self._unlooked -= 1
@@ -306,10 +308,10 @@ class Calls:
         if reason is not None:
             return None, reason
         if call is None:
-            met = self._table.meet(args, kwargs)
+            found = self._table.register(args, kwargs)
             self.plain.forget()  # what is for kinds that were forgotten for this one
-            if isinstance(met, str):
-                return None, met
-            call = met
+            if isinstance(found, str):
+                return None, found
+            call = found
         autocast = state_on(self._device.type)
         return (call if autocast is None else call.under(autocast)), None

@@ -27,13 +27,13 @@ from plantune.plans.problem import Problem
 from plantune.plans.standing import loss_text
 from plantune.plans.workload import Workload
 from plantune.plans.written_words import PREDICTED
-from plantune.runtime.calls.consistent import by_its_program, tell, transferred, why_apart
+from plantune.runtime.calls.consistent import by_its_program, report, transferred, why_apart
 from plantune.runtime.calls.framework import Options
 from plantune.runtime.calls.guess_race import is_slower, is_unsure
 from plantune.runtime.captured.program_pool import ProgramPool, device_of
 from plantune.runtime.captured.shipped import Shipped
 from plantune.runtime.proof.recheck import recheck
-from plantune.runtime.watched.live_state import HeldTensors
+from plantune.runtime.watched.live_state import OwnedTensors
 from plantune.space.search_space import SearchSpace
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class LosingPlan(errors.PlantuneWarning):
     """torch.compile was faster than a plan in the race that it was stored with."""
 
 
-_told: set[str] = set()
+_reported: set[str] = set()
 _advised: WeakSet[nn.Module] = WeakSet()
 
 
@@ -84,13 +84,13 @@ class Finder:
         self,
         graph: Graph,
         space: SearchSpace,
-        held: HeldTensors,
+        owned: OwnedTensors,
         options: Options,
         arguments: Arguments,
     ) -> None:
-        self._graph, self._space, self._held, self._options = graph, space, held, options
+        self._graph, self._space, self._owned, self._options = graph, space, owned, options
         self._arguments = arguments
-        self._device = device_of(held.module, held.otherwise)
+        self._device = device_of(owned.module, owned.otherwise)
         self._here = environment_of(self._device)
         self._problem = Problem.of(graph, space.arch.name, options.name)
         self._shipped: Found | None = None
@@ -115,11 +115,11 @@ class Finder:
         checked = transferred(leader.plan, own.checked)
         made = checked if isinstance(checked, str) else self._attempt(checked.plan, checked)
         if isinstance(made, str):
-            tell(self._options.name, made)
+            report(self._options.name, made)
             return own
         why = why_apart(leader, made)
         if why is not None:
-            tell(self._options.name, why)
+            report(self._options.name, why)
         return made
 
     def planned(self) -> ProgramPool | None:
@@ -139,7 +139,7 @@ class Finder:
             text = _what_is_missing(self._problem, found) + _how_to_enable(self._shipped)
             _without_plan(text, options.fallback)
         else:
-            _advise(self._held.module, options.name)
+            _advise(self._owned.module, options.name)
         return None
 
     def _unplanned(self) -> ProgramPool:
@@ -162,7 +162,7 @@ class Finder:
         if self._shipped is not None and self._may_try(self._shipped):
             prove = partial(self._attempt, self._shipped.plan)
             checked = partial(self._checked, self._shipped.plan)
-            pool.shipped = Shipped(checked, prove, self._tell_of_shipped)
+            pool.shipped = Shipped(checked, prove, self._report_shipped)
         return pool
 
     def _may_try(self, shipped: Found) -> bool:
@@ -175,7 +175,7 @@ class Finder:
         fits = is_for(shipped.plan, graph) and self._arguments.autocast is None
         return fits and shipped.plan.route_for(frozen=options.frozen) == PROGRAM
 
-    def _tell_of_shipped(self, why: str) -> None:
+    def _report_shipped(self, why: str) -> None:
         text = f"the plan that plantune ships for {self._problem} cannot run here: {why}"
         if self._options.known and self._options.fallback != "silent":
             workload = Workload.of(self._problem)
@@ -213,7 +213,7 @@ class Finder:
         return check_plan(named_as(plan, self._graph), self._graph, self._space)
 
     def _pool_of(self, checked: CheckedPlan) -> ProgramPool:
-        return ProgramPool(checked, self._held, frozen=self._options.frozen)
+        return ProgramPool(checked, self._owned, frozen=self._options.frozen)
 
     def _stored(self, found: Found) -> ProgramPool | None:
         """The pool of a stored plan with one instance made, None if it cannot run here."""
@@ -250,8 +250,8 @@ class Finder:
         if runs and not is_proved(plan, self._here):
             if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 raise errors.CaptureError(_not_in_a_capture(plan.problem))
-            held = self._held
-            recheck(checked, held.module, held.otherwise, self._arguments)
+            owned = self._owned
+            recheck(checked, owned.module, owned.otherwise, self._arguments)
             remember_proof(plan, self._here)
         return self._pool_of(checked)
 
@@ -317,9 +317,9 @@ def _without_plan(text: str, fallback: str) -> None:
 def _tell_of_loss(plan: Plan, fallback: str) -> None:
     """Once in a process."""
     text = loss_text(plan.evidence)
-    if text is None or fallback == "silent" or plan.digest in _told:
+    if text is None or fallback == "silent" or plan.digest in _reported:
         return
-    _told.add(plan.digest)
+    _reported.add(plan.digest)
     warn(
         f"{plan.problem}: {text}; `plantune search` may find a faster plan",
         LosingPlan,

@@ -104,7 +104,7 @@ def _apart(a: Tensor, b: Tensor) -> float | None:
     return float((part.double() - b.double()).abs().max()) / largest
 
 
-def tell(name: str, why: str) -> None:
+def report(name: str, why: str) -> None:
     warn(
         f"{name}: acting and learning do not compute the same bits: {why}",
         InconsistentPlans,

@@ -114,33 +114,33 @@ class PlannedInputs:
         self.expected, *self._also = (
             PlannedCall(each, range(len(each.types)), device) for each in expected
         )
-        self._met: dict[Hashable, PlannedCall] = {}
+        self._known: dict[Hashable, PlannedCall] = {}
         self._counts: dict[Hashable, int] = {}
 
-    def met(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall | None:
+    def known(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall | None:
         """The kind of such a call, if it is remembered."""
         for call in self._also if not kwargs else ():
             if call.is_like(args):
                 return call
         try:
-            return self._met.get(_key_of(args, kwargs))
+            return self._known.get(_key_of(args, kwargs))
         except _Foreign:
             return None
 
-    def meet(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall | str:
+    def register(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall | str:
         """The kind of a call against which nothing speaks; why not if it is not remembered."""
         try:
             key = _key_of(args, kwargs)
             arguments, order = ordered(self._module, args, kwargs)
         except (_Foreign, InvalidGraph) as error:
             return str(error)
-        if len(self._met) >= MOST_CALLS:
+        if len(self._known) >= MOST_CALLS:
             if not self._comes_often(key):
                 return self.unlike(arguments)
-            del self._met[next(iter(self._met))]
-        met = PlannedCall(self._expected_as(arguments) or arguments, order, self._device)
-        self._met[key] = met
-        return met
+            del self._known[next(iter(self._known))]
+        found = PlannedCall(self._expected_as(arguments) or arguments, order, self._device)
+        self._known[key] = found
+        return found
 
     def _all_expected(self) -> list[Arguments]:
         return [call.arguments for call in (self.expected, *self._also)]
@@ -168,7 +168,7 @@ class PlannedInputs:
         return False
 
     def remembers(self, call: PlannedCall) -> bool:
-        return call.plain in (self.expected, *self._also, *self._met.values())
+        return call.plain in (self.expected, *self._also, *self._known.values())
 
     def is_expected(self, call: PlannedCall) -> bool:
         """Whether the module was made for such calls, however they are written."""

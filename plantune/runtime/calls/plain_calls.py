@@ -160,11 +160,11 @@ def eager_call(known: Known) -> PlainCall:
 def route_call(known: Known, route: FrameworkRoute) -> PlainCall:
     """Runs a route of the framework's, with the weights that the module has now."""
     framework, last, run = known.framework, known.kept.call, route.made()
-    is_plain, is_known, held = known.likeness(), known.check(), known.signature.tensors
-    writes = held.writes
+    is_plain, is_known, owned = known.likeness(), known.check(), known.signature.tensors
+    writes = owned.writes
 
     def answer(args: tuple[Any, ...]) -> Any:
-        if not is_plain(args) or not is_known() or held.writes != writes:
+        if not is_plain(args) or not is_known() or owned.writes != writes:
             return MISSED
         framework.eager += 1
         if framework.last is not last:

@@ -144,13 +144,13 @@ class Planned:
         pool = self.pool
         if self.under_autocast:  # which a trace would keep
             eager = pool.plan.route_for(frozen=pool.frozen) != PROGRAM
-            return FrameworkRoute(EAGER, pool.held) if eager else None
+            return FrameworkRoute(EAGER, pool.owned) if eager else None
         name, trains = (
             pool.plan.route_for(frozen=pool.frozen),
             pool.graph.backward_from is not None,
         )
         strides = partial(_strides_of, pool, self._tensors_of)
-        race = partial(RouteRace, pool.held, frozen=pool.frozen, strides=strides)
+        race = partial(RouteRace, pool.owned, frozen=pool.frozen, strides=strides)
         if not trains and not pool.graph.updates and pool.space.arch.kind == "cpu":
             if pool.match == "compatible" and name == PROGRAM:
                 return race(program=self._of_program)
@@ -161,7 +161,7 @@ class Planned:
             name = EAGER
         if name == PROGRAM:
             return None
-        return FrameworkRoute(name, pool.held, trains=trains, strides=strides)
+        return FrameworkRoute(name, pool.owned, trains=trains, strides=strides)
 
     def _of_program(self, *args: Any, **kwargs: Any) -> Any:
         return self.outputs.of(self.pool.run(*self._tensors_of(args, kwargs)))

@@ -15,7 +15,7 @@ import torch
 
 from plantune.plans.plan import EAGER, FROZEN_ROUTES, LIVE_ROUTES, PROGRAM
 from plantune.runtime.calls.routes import ROUTE_FEATURES, FrameworkRoute, StridesOf
-from plantune.runtime.watched.live_state import HeldTensors
+from plantune.runtime.watched.live_state import OwnedTensors
 
 WORTH = 0.95
 # That are kept of a route.
@@ -70,7 +70,7 @@ class RouteRace:
 
     def __init__(
         self,
-        held: HeldTensors,
+        owned: OwnedTensors,
         *,
         frozen: bool = False,
         program: Callable[..., Any] | None = None,
@@ -78,15 +78,15 @@ class RouteRace:
     ) -> None:
         known = FROZEN_ROUTES if frozen else LIVE_ROUTES
         names = (name for name in known if name not in (PROGRAM, EAGER))
-        filters = any(p.dim() == 4 for p in held.module.parameters())
+        filters = any(p.dim() == 4 for p in owned.module.parameters())
         self._left: list[Route] = [
-            FrameworkRoute(name, held, strides=strides)
+            FrameworkRoute(name, owned, strides=strides)
             for name in names
             if filters or not ROUTE_FEATURES[name].channels_last
         ]
         if program is not None:
             self._left.insert(0, PlanRoute(program))
-        self.eager = FrameworkRoute(EAGER, held)
+        self.eager = FrameworkRoute(EAGER, owned)
         self._times: dict[str, list[float]] = {}
         self._lock = threading.Lock()
         self._pace, self._calls = LONG, 0

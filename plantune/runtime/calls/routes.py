@@ -20,7 +20,7 @@ from plantune.plans.plan import EAGER
 from plantune.runtime.captured.program_pool import device_of
 from plantune.runtime.program.result_strides import with_strides
 from plantune.runtime.watched.copies import copied
-from plantune.runtime.watched.live_state import HeldTensors, LiveState
+from plantune.runtime.watched.live_state import LiveState, OwnedTensors
 
 NHWC = torch.channels_last
 # A tensor that a trace holds as a constant must be no weight: such are single numbers.
@@ -60,7 +60,7 @@ class FrameworkRoute:
     def __init__(
         self,
         name: str,
-        held: HeldTensors,
+        owned: OwnedTensors,
         *,
         trains: bool = False,
         strides: StridesOf = lambda args, kwargs: None,
@@ -69,14 +69,14 @@ class FrameworkRoute:
         self._strides_of = strides
         self.why_not: str | None = None
         self._features = ROUTE_FEATURES[name]
-        self._held = held
+        self._owned = owned
         self._trains = trains
         self._lock = threading.Lock()
         self._made: tuple[int, int] | None = None
         self._tensors: list[Tensor] = []
         self._copies: dict[str, Tensor] = {}
         self._state: LiveState | None = None
-        self._call: Any = held.module
+        self._call: Any = owned.module
 
     is_settled = True
 
@@ -113,7 +113,7 @@ class FrameworkRoute:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result. Gradients are recorded if they are switched on."""
         if self.is_eager:
-            return self._held.module(*args, **kwargs)
+            return self._owned.module(*args, **kwargs)
         with self._lock:
             if self._is_due():
                 # What is kept must serve inside and outside of inference mode.
@@ -133,7 +133,7 @@ class FrameworkRoute:
         )
 
     def _now(self) -> tuple[int, int]:
-        return self._held.moves, self._held.writes if self._features.frozen else 0
+        return self._owned.moves, self._owned.writes if self._features.frozen else 0
 
     def _is_due(self) -> bool:
         return self._now() != self._made or (self._state is not None and self._state.changed())
@@ -147,7 +147,7 @@ class FrameworkRoute:
 
     def _holds_them(self) -> bool:
         """Whether what was made computes with the very tensors that the module has."""
-        present = self._held.present
+        present = self._owned.present
         return (
             self._made is not None
             and len(present) == len(self._tensors)
@@ -156,7 +156,7 @@ class FrameworkRoute:
 
     def _make(self, args: Any, kwargs: Any) -> None:
         module = self._module()
-        self._tensors = [*self._held.present]
+        self._tensors = [*self._owned.present]
         self._call = module
         if not self._features.traced:
             return
@@ -169,31 +169,31 @@ class FrameworkRoute:
             self._call = self._traced(module, [x.detach() for x in args])
         except Exception as error:  # It may fail in any way that torch knows.
             self.why_not = f"it cannot be traced: {type(error).__name__}: {first_line(error)}"
-            self._call = self._held.module
+            self._call = self._owned.module
 
     def _module(self) -> nn.Module:
         """The module itself, or one with its tensors, but for filters in channels_last."""
-        module = self._held.module
+        module = self._owned.module
         filters = self._filters() if self._features.channels_last else {}
         self._copies, self._state = {}, None
         if not filters:
             return copied(module) if self._features.frozen else module
-        memo: dict[int, Any] = {id(tensor): tensor for tensor in self._held.present}
+        memo: dict[int, Any] = {id(tensor): tensor for tensor in self._owned.present}
         for name, tensor in filters.items():
             own = nn.Parameter(tensor.detach().clone(memory_format=NHWC), requires_grad=False)
             self._copies[name] = memo[id(tensor)] = own
         if not self._features.frozen:  # there weights stay, also in memory that others may write to
-            self._state = LiveState(self._held, filters)
+            self._state = LiveState(self._owned, filters)
             self._state.changed()
         return copied(module, memo)
 
     def _filters(self) -> dict[str, Tensor]:
         """The filters of which this keeps copies, by name."""
-        if self._trains or device_of(self._held.module, self._held.otherwise).type != "cpu":
+        if self._trains or device_of(self._owned.module, self._owned.otherwise).type != "cpu":
             return {}
         return {
             name: parameter
-            for name, parameter in self._held.module.named_parameters()
+            for name, parameter in self._owned.module.named_parameters()
             if parameter.dim() == 4 and not parameter.is_contiguous(memory_format=NHWC)
         }
 

@@ -113,7 +113,7 @@ class ShippedRace:
 
     def _give_up(self, why: str) -> None:
         self.is_over = True
-        self._shipped.tell(why)
+        self._shipped.report(why)
 
     def _note(self, ours: bool, seconds: float) -> None:
         with self._lock:

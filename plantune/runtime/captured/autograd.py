@@ -63,7 +63,7 @@ class TunedPass(torch.autograd.Function):
             )
         ctx.saved_tensors  # noqa: B018 - raises where the graph was freed or the input changed
         loan: Loan = ctx.loan
-        loan.pool.held.look()
+        loan.pool.owned.look()
         if _versions(loan) != ctx.versions:
             raise WeightsChanged(
                 "a weight that a gradient reads was changed between forward and backward, so the "

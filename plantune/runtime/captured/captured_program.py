@@ -212,7 +212,7 @@ class CapturedProgram:
 
     def _backward_pass(self) -> None:
         """All of a backward pass, with its gradients side by side."""
-        self._program.run_backward(self._gradients.tell)
+        self._program.run_backward(self._gradients.report)
         self._gradients.gather(current_stream(self.device), self._program.values)
 
     def _both_passes(self) -> None:

@@ -21,33 +21,33 @@ from plantune.runtime.captured.captured_program import program_on
 from plantune.runtime.captured.current_gpu import on_its_gpu
 from plantune.runtime.captured.shipped import Shipped
 from plantune.runtime.program.result_strides import ResultStrides
-from plantune.runtime.watched.live_state import HeldTensors, LiveState, counters_of
+from plantune.runtime.watched.live_state import LiveState, OwnedTensors, counters_of
 from plantune.runtime.watched.torch_internals import current_gpu, is_capturing
 
 # The number of a capture, and the stream.
 Capture = tuple[int, int]
 # Passes that wait for their backward pass, each with an instance of its own.
 MOST_PASSES = 8
-NEVER = (-1, -1)  # by the counts of HeldTensors
+NEVER = (-1, -1)  # by the counts of OwnedTensors
 
 
 class Instance:
     """A program with its view of the module's weights."""
 
     def __init__(self, pool: ProgramPool) -> None:
-        graph, held = pool.graph, pool.held
-        device = device_of(held.module, held.otherwise)
+        graph, owned = pool.graph, pool.owned
+        device = device_of(owned.module, owned.otherwise)
         self.program = program_on(device, pool.checked, frozen=pool.frozen)
         self.program.result_strides = pool.result_strides
         names = [name for name, _ in (*graph.parameters, *graph.buffers)]
         moving = {buffer for buffer, _ in graph.updates}
-        self.state = LiveState(held, names)
+        self.state = LiveState(owned, names)
         # What the graph itself updates in every pass is read in place and feeds no constant.
         still = [name for name in names if name not in moving]
-        self.weights = LiveState(held, [*still, *counters_of(still)])
-        self.read_backward = LiveState(held, graph.weights_of_backward)
+        self.weights = LiveState(owned, [*still, *counters_of(still)])
+        self.read_backward = LiveState(owned, graph.weights_of_backward)
         self.has_run = False
-        self._held, self._frozen = held, pool.frozen
+        self._owned, self._frozen = owned, pool.frozen
         # When the program was last given its tensors.
         self._given = NEVER
         self._keeps_copies = self.program.keeps_copies and not pool.frozen
@@ -63,7 +63,7 @@ class Instance:
     def replay(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """`forward`, if no capture is under way and this program's GPU is the current one."""
         # All that `is_due` asks for most: a call less.
-        may_be_due = self._keeps_copies or self._frozen or self._given[0] != self._held.moves
+        may_be_due = self._keeps_copies or self._frozen or self._given[0] != self._owned.moves
         if may_be_due and self.is_due():
             self._refresh()
         outputs = self.program.replay(inputs)
@@ -71,7 +71,7 @@ class Instance:
         return outputs
 
     def _refresh(self) -> None:
-        given, self._given = (self._held.moves, self._held.writes), NEVER
+        given, self._given = (self._owned.moves, self._owned.writes), NEVER
         # What is kept between passes must serve inside and outside of inference mode.
         with torch.inference_mode(False):
             self.program.refresh(self.state.tensors())
@@ -84,9 +84,9 @@ class Instance:
         # Always: what is seen now is not a change the next time.
         written = self._keeps_copies and self.weights.changed()
         moves, writes = self._given
-        if moves != self._held.moves:
+        if moves != self._owned.moves:
             return True
-        return written or (self._frozen and writes != self._held.writes)
+        return written or (self._frozen and writes != self._owned.writes)
 
 
 def device_of(module: nn.Module, otherwise: torch.device = HOST_MEMORY) -> torch.device:
@@ -112,23 +112,23 @@ class Loan:
         self, pool: ProgramPool, instance: Instance, capture: Capture | None = None
     ) -> None:
         self.pool = pool
-        self._held: Instance | None = instance
+        self._instance: Instance | None = instance
         self._capture = capture
 
     @property
     def instance(self) -> Instance:
-        if self._held is None:
+        if self._instance is None:
             raise RuntimeError("this pass was abandoned after an error; run forward again")
-        return self._held
+        return self._instance
 
     def release(self) -> None:
-        instance, self._held = self._held, None
+        instance, self._instance = self._instance, None
         if instance is not None:
             self.pool.give_back(instance, self._capture)
 
     def discard(self) -> None:
         """After an error: what the instance holds is not known, so it is not used again."""
-        self._held = None
+        self._instance = None
 
     def __enter__(self) -> Instance:
         return self.instance
@@ -150,7 +150,7 @@ class ProgramPool:
     def __init__(
         self,
         checked: CheckedPlan,
-        held: HeldTensors,
+        owned: OwnedTensors,
         *,
         frozen: bool = False,
     ) -> None:
@@ -160,7 +160,7 @@ class ProgramPool:
         self.match: str | None = None
         # A plan that may be faster here, to be tried in the first calls.
         self.shipped: Shipped | None = None
-        self.held = held
+        self.owned = owned
         self.frozen = frozen
         self.result_strides: ResultStrides | None = None
         self._idle: list[Instance] = []
@@ -168,7 +168,7 @@ class ProgramPool:
         self._left_to_captures = 0
         self._alive: WeakSet[Instance] = WeakSet()
         self._lock = threading.Lock()
-        self.device = device_of(held.module, held.otherwise)
+        self.device = device_of(owned.module, owned.otherwise)
         self._on_gpu, self._index = self.device.type == "cuda", self.device.index
 
     def lay_out(self, call: Arguments, *, in_rows: bool) -> None:
@@ -177,7 +177,7 @@ class ProgramPool:
             return
         rows = (None,) * len(self.graph.outputs) if in_rows else ()
         trains = self.graph.backward_from is not None
-        self.come_as(ResultStrides(self.held, call, self.device, rows, trains=trains))
+        self.come_as(ResultStrides(self.owned, call, self.device, rows, trains=trains))
 
     def come_as(self, strides: ResultStrides | None) -> None:
         """Results come with these strides from now on."""

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Shipped:
     """A plan to try: `check` gives it if it fits the layers, `prove` its instances once it computed
-    the network here, or says why it cannot run; `tell` hears of that.
+    the network here, or says why it cannot run; `report` hears of that.
     """
 
     check: Callable[[], CheckedPlan]
     prove: Callable[[], ProgramPool | str]
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
 
     def build(self) -> None:
         """Compiles its kernels, one after the other, for the cache of this process."""

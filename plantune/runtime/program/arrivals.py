@@ -9,7 +9,7 @@ from functools import partial
 from plantune.runtime.program.branches import Branch, Enqueue
 from plantune.runtime.program.schedule import ScheduledStep
 
-Told = Callable[[Sequence[str]], None]
+Report = Callable[[Sequence[str]], None]
 
 
 class Arrivals:
@@ -19,23 +19,23 @@ class Arrivals:
 
     def __init__(self, places: Mapping[str, int]) -> None:
         """`places` are those of the launches before which each value is there."""
-        self._tell: Told | None = None
+        self._report: Report | None = None
         self.calls: dict[int, Enqueue] = {}
         for place in {*places.values()}:
             names = tuple(name for name, its in places.items() if its == place)
             self.calls[place] = partial(self._arrive, names)
 
     def _arrive(self, names: Sequence[str]) -> None:
-        if self._tell is not None:
-            self._tell(names)
+        if self._report is not None:
+            self._report(names)
 
     @contextmanager
-    def told_to(self, tell: Told | None) -> Iterator[None]:
-        self._tell = tell
+    def reporting_to(self, report: Report | None) -> Iterator[None]:
+        self._report = report
         try:
             yield
         finally:
-            self._tell = None
+            self._report = None
 
 
 def arrival_places(

@@ -13,7 +13,7 @@ from torch import Tensor
 from plantune.devices.cuda.recording import recorded
 from plantune.kernels.family import Values
 from plantune.kernels.weights.copies import Copies
-from plantune.runtime.program.arrivals import Told
+from plantune.runtime.program.arrivals import Report
 from plantune.runtime.program.exchange import Exchange
 from plantune.runtime.program.flat import FlatLayout, are_alike
 from plantune.runtime.program.program import Program
@@ -46,7 +46,7 @@ class Gradients:
         self._state: Mapping[str, Tensor] = {}
         # Where an exchange has the gradients of these parameters, and who hears of them.
         self._exchanged: dict[str, Tensor] = {}
-        self.tell: Told | None = None
+        self.report: Report | None = None
 
     def follow(self, state: Mapping[str, Tensor]) -> None:
         """Makes room for gradients of parameters that are stored like these."""
@@ -96,12 +96,12 @@ class Gradients:
         before = {value: values[value] for _, value in made}
         self._views, self._exchanged = new, taken
         if exchange is not None:
-            self.tell = partial(self._arrived, exchange)
+            self.report = partial(self._arrived, exchange)
         values.update({value: new[name] for name, value in made})
         try:
             yield dict(new)
         finally:
-            self._views, self._exchanged, self.tell = own, {}, None
+            self._views, self._exchanged, self.report = own, {}, None
             values.update(before)
 
     def _places_in(self, exchange: Exchange) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ class Lifetime:
     first: int
     last: int
 
-    def meets(self, other: Lifetime) -> bool:
+    def overlaps(self, other: Lifetime) -> bool:
         """Whether both are needed at the same time."""
         return self.first <= other.last and other.first <= self.last
 
@@ -63,7 +63,7 @@ def _placed(buffers: Iterable[Lifetime], order: Callable[[Lifetime], Any]) -> Me
         busy = sorted(
             (start, start + aligned(other.size_bytes))
             for start, other in placed
-            if other.meets(buffer)
+            if other.overlaps(buffer)
         )
         placed.append((_lowest_gap(busy, aligned(buffer.size_bytes)), buffer))
     size = max((start + aligned(buffer.size_bytes) for start, buffer in placed), default=0)
@@ -97,14 +97,14 @@ def taker(buffers: Iterable[Lifetime], apart: Container[str], device: torch.devi
 
 @dataclass(frozen=True)
 class Liveness:
-    """`buffers` are to be placed in the arena. `held` are adopted values and views; `drops` names,
-    per launch of forward and backward, those of them that nothing reads afterwards. `spent` are the
-    buffers of the forward pass that others may overwrite in the backward pass.
+    """`buffers` are to be placed in the arena. `kept_outside` are adopted values and views; `drops`
+    names, per launch of forward and backward, those of them that nothing reads afterwards. `spent`
+    are the buffers of the forward pass that others may overwrite in the backward pass.
     """
 
     buffers: tuple[Lifetime, ...]
     drops: tuple[tuple[str, ...], ...]
-    held: tuple[str, ...]
+    kept_outside: tuple[str, ...]
     spent: tuple[str, ...] = ()
 
 
@@ -142,14 +142,14 @@ def liveness(
     spent = uses.cross(turn, end)
     results = graph.results
     drops: list[list[str]] = [[] for _ in launches]
-    for name in uses.held:
+    for name in uses.kept_outside:
         when = uses.last[uses.root(name)]
         if when < len(launches) and name not in results and name not in uses.crossing:
             drops[when].append(name)
     buffers = [
         Lifetime(name, size, uses.first[name], uses.last[name]) for name, size in uses.sizes.items()
     ]
-    return Liveness(tuple(buffers), tuple(map(tuple, drops)), tuple(uses.held), spent)
+    return Liveness(tuple(buffers), tuple(map(tuple, drops)), tuple(uses.kept_outside), spent)
 
 
 class _Uses:
@@ -160,7 +160,7 @@ class _Uses:
         self.last: dict[str, int] = {}
         self.sizes: dict[str, int] = {}
         self.roots: dict[str, str] = {}
-        self.held: list[str] = []
+        self.kept_outside: list[str] = []
         self.crossing: set[str] = set()
 
     def root(self, name: str) -> str:
@@ -187,7 +187,7 @@ class _Uses:
                 self.roots[name] = self.root(aliases[name])
             if name in aliases or name in adopts:
                 self.first[name] = when[0]
-                self.held.append(name)
+                self.kept_outside.append(name)
                 self.use(name, when[-1])
             else:
                 self.make(name, type_.size_bytes, when)

@@ -21,7 +21,7 @@ from plantune.kernels.family import Values
 from plantune.kernels.weights.constants import Constant
 from plantune.kernels.weights.copies import Copies
 from plantune.plans.checked_plan import CheckedPlan
-from plantune.runtime.program.arrivals import Arrivals, Told, arrival_places
+from plantune.runtime.program.arrivals import Arrivals, Report, arrival_places
 from plantune.runtime.program.binding import bind, made_for
 from plantune.runtime.program.branches import Enqueue, Lanes, branches_of
 from plantune.runtime.program.conversions import Converter
@@ -114,7 +114,10 @@ class Program:
         self._backward = lanes.ordered(calls, backward, rests, marks)
         self._owned = _owned_results(schedule)
         self._spent = live.spent
-        self._left = (*live.held, *(name for name, _ in (*graph.inputs, *graph.output_gradients)))
+        self._left = (
+            *live.kept_outside,
+            *(name for name, _ in (*graph.inputs, *graph.output_gradients)),
+        )
 
     def _prepare_beside(
         self, launches: Sequence[ScheduledStep], calls: Sequence[list[Enqueue]]
@@ -281,9 +284,9 @@ class Program:
         pairs = zip((self.values[buffer] for buffer, _ in self.graph.updates), new, strict=True)
         self._copies.launch(current_stream(self.device), [*pairs])
 
-    def run_backward(self, tell: Told | None = None) -> None:
-        """The backward pass alone. `tell` hears of gradients, by their values, as they are made."""
-        with self._arrivals.told_to(tell):
+    def run_backward(self, report: Report | None = None) -> None:
+        """The backward pass alone. `report` is called with gradients as they are made."""
+        with self._arrivals.reporting_to(report):
             for call in self._backward:
                 call()
 

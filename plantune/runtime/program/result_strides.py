@@ -12,7 +12,7 @@ from plantune.devices.device import first_line
 from plantune.graph.layouts import same_places
 from plantune.graph.tracing.arguments import Arguments
 from plantune.graph.tracing.eager_strides import Strides, strides_in_eager
-from plantune.runtime.watched.live_state import HeldTensors
+from plantune.runtime.watched.live_state import OwnedTensors
 from plantune.runtime.watched.torch_internals import hooks_are_allowed, is_capturing
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class ResultStrides:
 
     def __init__(
         self,
-        held: HeldTensors,
+        owned: OwnedTensors,
         call: Arguments,
         device: torch.device,
         rows: tuple[Strides, ...] = (),
@@ -37,7 +37,7 @@ class ResultStrides:
         trains: bool = False,
     ) -> None:
         self.rows = rows
-        self._held, self._call, self._device, self._trains = held, call, device, trains
+        self._owned, self._call, self._device, self._trains = owned, call, device, trains
         self._moves = -1
         self._of_weights: Key = ()
         self._known: dict[Key, tuple[Strides, ...]] = {}
@@ -45,7 +45,7 @@ class ResultStrides:
     @property
     def are_due(self) -> bool:
         """Whether a weight was moved since the last question: what was answered may be over."""
-        return self._moves != self._held.moves
+        return self._moves != self._owned.moves
 
     def of(self, inputs: Sequence[Tensor]) -> tuple[Strides, ...] | None:
         """The strides of each result; None if they are not known, as in a capture."""
@@ -61,7 +61,7 @@ class ResultStrides:
 
     def _look(self) -> None:
         """Forgets what follows from other strides of weights."""
-        moves, now = self._held.moves, tuple([t.stride() for t in self._held.present])
+        moves, now = self._owned.moves, tuple([t.stride() for t in self._owned.present])
         if now != self._of_weights:
             self._known, self._of_weights = {}, now
         self._moves = moves
@@ -73,7 +73,7 @@ class ResultStrides:
         found: tuple[Strides, ...] = ()
         try:
             with torch.set_grad_enabled(self._trains):
-                found = strides_in_eager(self._held.module, self._call, inputs, self._device)
+                found = strides_in_eager(self._owned.module, self._call, inputs, self._device)
         except Exception as error:  # A forward may fail in any way, for want of memory too.
             log.info("eager cannot be asked for strides of results: %s", first_line(error))
         self._known[key] = found

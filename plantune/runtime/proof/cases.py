@@ -303,7 +303,7 @@ def _of_module(
         leaves[name].requires_grad_()
     with torch.set_grad_enabled(bool(targets)), _products(graph, inputs[0].device, dtype):
         call = network.call.given([*given.values()])
-        held = _at_each_place(module, state)
+        reached = _at_each_place(module, state)
         autocast = network.call.autocast if dtype is None else None
 
         def passes(made: Any) -> tuple[Results, Results]:
@@ -313,7 +313,7 @@ def _of_module(
             return outputs, gradients
 
         with under(autocast):
-            both, places = _Both(module, passes), {f"module.{k}": v for k, v in held.items()}
+            both, places = _Both(module, passes), {f"module.{k}": v for k, v in reached.items()}
             outputs, gradients = torch.func.functional_call(both, places, *call, tie_weights=False)
     moved = {f"{BUFFER}{name}": state[name] for name, _ in moving(graph)}
     return near({**{name: value.detach() for name, value in outputs.items()}, **gradients, **moved})

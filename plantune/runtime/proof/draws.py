@@ -32,12 +32,12 @@ def drawn_inputs(
     become numbers like pixels. Any others may have to fit together, as lengths, offsets and masks
     do: they are the example's, if there is one.
     """
-    held = (*examples, *(None for _ in graph.inputs[len(examples) :]))
+    given = (*examples, *(None for _ in graph.inputs[len(examples) :]))
     return tuple(
         drawn(type_, random, scale)
         if type_.is_float
         else _integers(graph, name, type_, example, random)
-        for (name, type_), example in zip(graph.inputs, held, strict=True)
+        for (name, type_), example in zip(graph.inputs, given, strict=True)
     )
 
 

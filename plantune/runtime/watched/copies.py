@@ -47,8 +47,8 @@ def copied(module: M, memo: dict[int, Any] | None = None) -> M:
 
 def _locks(module: nn.Module) -> dict[int, Any]:
     """Locks of a copy's own."""
-    held = (value for child in module.modules() for value in vars(child).values())
-    return {id(value): LOCKS[type(value)]() for value in held if type(value) in LOCKS}
+    values = (value for child in module.modules() for value in vars(child).values())
+    return {id(value): LOCKS[type(value)]() for value in values if type(value) in LOCKS}
 
 
 def _uncopied(module: nn.Module, memo: dict[int, Any]) -> Iterator[str]:
@@ -66,8 +66,8 @@ def _computed(module: nn.Module) -> dict[int, Any]:
     """Copies of tensors that the last call left among the attributes, such as the weight that
     weight_norm or pruning computes: `copy.deepcopy` refuses tensors with a history.
     """
-    held = (held for m in module.modules() for held in (vars(m), m._buffers))
-    left = (x for each in held for x in each.values() if isinstance(x, Tensor) and not x.is_leaf)
+    values = (values for m in module.modules() for values in (vars(m), m._buffers))
+    left = (x for each in values for x in each.values() if isinstance(x, Tensor) and not x.is_leaf)
     return {id(x): x.detach().clone() for x in left}
 
 

@@ -42,16 +42,16 @@ def bare(kind: type[T]) -> T:
 
 
 def _class_of(kind: type[T], of_calls: Signature) -> type[T]:
-    told = {
-        "forward": _telling(kind.forward, of_calls),
+    namespace = {
+        "forward": _with_signature(kind.forward, of_calls),
         "__signature__": of_calls,
         **{name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")},
     }
-    made: type[T] = type(kind.__name__, (kind,), told)
+    made: type[T] = type(kind.__name__, (kind,), namespace)
     return made
 
 
-def _telling(function: Any, of_calls: Signature) -> FunctionType:
+def _with_signature(function: Any, of_calls: Signature) -> FunctionType:
     """The same code, so that nothing is called in between."""
     made = FunctionType(
         function.__code__, function.__globals__, function.__name__, None, function.__closure__

@@ -72,10 +72,10 @@ class Snapshot:
 
     def __init__(self, module: nn.Module) -> None:
         modules = [*module.modules()]
-        kept = [held for m in modules for held in (m._parameters, m._buffers)]
+        kept = [owned for m in modules for owned in (m._parameters, m._buffers)]
         self.watched = Watched([*kept, *(m._modules for m in modules)], tensors=True)
         # Those that are not None.
-        self.tensors = [t for held in kept for t in held.values() if t is not None]
+        self.tensors = [t for owned in kept for t in owned.values() if t is not None]
         self._pointers = [*map(Tensor.data_ptr, self.tensors)]
         # Whether these tensors are where they were.
         self.in_place = _in_place(self.tensors, self._pointers)
@@ -99,16 +99,16 @@ def _in_place(tensors: list[Tensor], pointers: list[int]) -> Callable[[], bool]:
     return lambda: [*map(data_ptr, tensors)] == pointers
 
 
-class HeldTensors:
-    """All parameters and buffers of a module, as they were when somebody last looked."""
+class OwnedTensors:
+    """All parameters and buffers that a module owns, as they were at the last look."""
 
     def __init__(self, module: nn.Module, otherwise: torch.device = HOST_MEMORY) -> None:
         self.module = module
         # Where it runs if there is none.
         self.otherwise = otherwise
-        # Another number after each look that found another tensor, or other memory.
+        # Incremented when a look finds that a tensor was replaced or moved.
         self.moves = 0
-        # Counts what the user told of writes that leave no trace.
+        # Bumped by refresh(): the user says that weights were written without a trace.
         self.writes = 0
         self._lock = threading.Lock()
         # As the last look found them; another one after each look that found anything changed.
@@ -136,7 +136,7 @@ class HeldTensors:
 
 
 class LiveState:
-    """The tensors of some names among those that a module holds, and whether they changed.
+    """Some of a module's tensors, by name, and whether they changed.
 
     A change is seen by identity, address and version. `tensor.data` has a version of its own, and
     inference tensors have none: each step of any optimizer counts as a change, since many write
@@ -144,8 +144,8 @@ class LiveState:
     such writes are seen after `refresh()`.
     """
 
-    def __init__(self, held: HeldTensors, names: Iterable[str]) -> None:
-        self._held = held
+    def __init__(self, owned: OwnedTensors, names: Iterable[str]) -> None:
+        self._owned = owned
         self._names = tuple(names)
         self._moves = -1
         self._kept: dict[str, Tensor] = {}  # no other tensor gets the id of one of these
@@ -155,9 +155,9 @@ class LiveState:
 
     def tensors(self) -> dict[str, Tensor]:
         """Name and tensor, as the last look found them."""
-        if self._moves != self._held.moves:
-            self._moves = self._held.moves
-            found = ((name, _tensor(self._held.module, name)) for name in self._names)
+        if self._moves != self._owned.moves:
+            self._moves = self._owned.moves
+            found = ((name, _tensor(self._owned.module, name)) for name in self._names)
             self._kept = {name: tensor for name, tensor in found if tensor is not None}
             self._where = [(id(tensor), tensor.data_ptr()) for tensor in self._kept.values()]
             self._is_shared = any(map(_is_shared, self._kept.values()))
@@ -170,7 +170,7 @@ class LiveState:
 
     def changed(self) -> bool:
         """Whether the last look found anything that this had not seen before."""
-        now = (*self.versions(), _Steps.taken, self._held.writes)
+        now = (*self.versions(), _Steps.taken, self._owned.writes)
         changed = now != self._seen
         self._seen = now
         return changed or self._is_shared

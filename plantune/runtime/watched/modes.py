@@ -71,13 +71,13 @@ def _heeds_mode(module: nn.Module) -> bool:
         kinds = [kind for kind in kinds if not kind.__module__.startswith("torch.nn.modules.")]
         if rule(module):
             return True
-    code = (f.__code__ for held in (module, *kinds) for f in _functions_of(held))
+    code = (f.__code__ for owner in (module, *kinds) for f in _functions_of(owner))
     return any(map(_names_mode, code))
 
 
-def _functions_of(held: object) -> Iterator[FunctionType]:
+def _functions_of(owner: object) -> Iterator[FunctionType]:
     """Those that get the module: a class method such as `from_float` reads another one's mode."""
-    functions = (value for value in vars(held).values() if isinstance(value, FunctionType))
+    functions = (value for value in vars(owner).values() if isinstance(value, FunctionType))
     return (value for value in map(unwrap, functions) if isinstance(value, FunctionType))
 
 

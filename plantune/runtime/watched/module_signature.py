@@ -14,7 +14,7 @@ from torch import Tensor, get_default_dtype, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from plantune.runtime.watched import epoch
-from plantune.runtime.watched.live_state import HeldTensors, Watched, contents_differ
+from plantune.runtime.watched.live_state import OwnedTensors, Watched, contents_differ
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Torch's hooks for every module of the process.
@@ -34,7 +34,7 @@ class ModuleSignature:
     tensors. Modules with equal keys have the same layer graph.
     """
 
-    def __init__(self, module: nn.Module, tensors: HeldTensors) -> None:
+    def __init__(self, module: nn.Module, tensors: OwnedTensors) -> None:
         modules = tuple(module.modules())
         hooks = [*(getattr(m, kind) for m in modules for kind in HOOKS), *OF_ALL_MODULES]
         self._watched = Watched([*map(attributes, modules), *(m._modules for m in modules), *hooks])
@@ -74,17 +74,17 @@ class ModuleSignature:
         """Says that nothing has changed, as `changed` would, as long as all tensors stay where the
         last look found them. A function of what it looks at alone: each call of the module asks.
         """
-        held, mine, default_dtype = self.tensors, self._watched, self._default_dtype
-        snapshot = held.snapshot
+        owned, mine, default_dtype = self.tensors, self._watched, self._default_dtype
+        snapshot = owned.snapshot
         in_place, others, containers = snapshot.in_place, snapshot.watched, self._containers
         contents = self._contents
         seen, is_counted = -1, mine.is_counted and others.is_counted
-        if held.moves != self._moves:
+        if owned.moves != self._moves:
             return _never
 
         def is_same() -> bool:
             nonlocal seen
-            if held.snapshot is not snapshot or get_default_dtype() is not default_dtype:
+            if owned.snapshot is not snapshot or get_default_dtype() is not default_dtype:
                 return False
             count = epoch.count
             if count != seen:
@@ -148,8 +148,8 @@ def _why_not(modules: tuple[nn.Module, ...], hooks: list[Any]) -> str | None:
         return "torch has hooks for all modules, which a plan cannot call"
     if any(hooks):
         return "submodules have hooks, which a plan cannot call"
-    held = (t for m in modules for t in m._parameters.values() if t is not None)
-    if not all(isinstance(t, nn.Parameter) for t in held):
+    owned = (t for m in modules for t in m._parameters.values() if t is not None)
+    if not all(isinstance(t, nn.Parameter) for t in owned):
         if any(isinstance(m, torch.jit.ScriptModule) for m in modules):
             return "TorchScript keeps its parameters: give the module that was scripted or traced"
         return "parameters are replaced by plain tensors, as functional_call does"
@@ -168,8 +168,8 @@ def _structure(modules: tuple[nn.Module, ...], values: Frozen) -> Iterator[objec
 def _types(modules: tuple[nn.Module, ...]) -> tuple[object, ...]:
     """Of each parameter and buffer its type, and which are the same one."""
     order: dict[int, int] = {}
-    held = [held for m in modules for held in (m._parameters, m._buffers)]
-    named = [(key, t) for tensors in held for key, t in tensors.items() if t is not None]
+    owned = [owned for m in modules for owned in (m._parameters, m._buffers)]
+    named = [(key, t) for tensors in owned for key, t in tensors.items() if t is not None]
     return tuple((key, t.shape, t.dtype, order.setdefault(id(t), len(order))) for key, t in named)
 
 

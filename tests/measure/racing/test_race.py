@@ -284,7 +284,7 @@ class TestOnAGpu:
         made = RouteBuilder(Raced(WORKLOAD.problem), 0)
         with torch.no_grad():
             built = made.framework_route("route")
-            told = made.told_of_static("route", built)
+            told = made.with_static_images("route", built)
         assert told.static == right
         assert (told == built) != right
 

@@ -14,7 +14,7 @@ from plantune.graph.outputs import TENSOR, Outputs
 from plantune.plans.plan import EAGER, FROZEN_ROUTES, LIVE_ROUTES, PROGRAM
 from plantune.runtime.calls.planned import Planned
 from plantune.runtime.calls.routes import ROUTE_FEATURES, FrameworkRoute
-from plantune.runtime.watched.live_state import HeldTensors
+from plantune.runtime.watched.live_state import OwnedTensors
 
 ROUTES = tuple(name for name in LIVE_ROUTES if name != PROGRAM)
 FROZEN = "torchscript"
@@ -224,7 +224,7 @@ class TestWhatCannotBeTraced:
                 return {"a": x.relu(), "b": x.sigmoid()}
 
         module = Lists()
-        route = FrameworkRoute("torchscript-traced", HeldTensors(module))
+        route = FrameworkRoute("torchscript-traced", OwnedTensors(module))
         for _ in range(3):
             alike(route(x).values(), module(x).values())
         assert "cannot be traced" in route.why_not
@@ -233,7 +233,7 @@ class TestWhatCannotBeTraced:
         module = nn.Identity()
         module.mask = torch.rand(8)
         module.forward = lambda x: x * module.mask
-        route = FrameworkRoute("torchscript-traced", HeldTensors(module))
+        route = FrameworkRoute("torchscript-traced", OwnedTensors(module))
         route(x)
         module.mask = torch.rand(8)
         alike([route(x)], [x * module.mask])
@@ -243,7 +243,7 @@ class TestWhatCannotBeTraced:
 def test_a_shared_filter_has_one_copy(x):
     conv = nn.Conv2d(3, 3, 3, padding=1).eval()
     module = nn.Sequential(conv, nn.ReLU(), conv)
-    route = FrameworkRoute("eager-channels-last", HeldTensors(module))
+    route = FrameworkRoute("eager-channels-last", OwnedTensors(module))
     with torch.no_grad():
         alike([route(x)], [module(x)])
         conv.weight.mul_(2)

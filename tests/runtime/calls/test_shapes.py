@@ -122,11 +122,11 @@ def test_few_shapes_are_remembered(module):
     for size in range(5, 5 + 2 * MOST_CALLS):
         x = images(1, size)
         assert torch.equal(model(x), module(x))
-    assert len(model._calls._inputs._met) == MOST_CALLS
+    assert len(model._calls._inputs._known) == MOST_CALLS
     for _ in range(OFTEN + 1):
         model(x)
-    assert model._calls._inputs.met((x,), {}) is not None
-    assert len(model._calls._inputs._met) == MOST_CALLS
+    assert model._calls._inputs.known((x,), {}) is not None
+    assert len(model._calls._inputs._known) == MOST_CALLS
 
 
 def test_a_network_that_takes_another_way_for_a_shape(close):

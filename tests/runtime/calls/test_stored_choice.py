@@ -176,7 +176,7 @@ class TestLoss:
 
     @pytest.fixture
     def lost(self, plan, monkeypatch):
-        monkeypatch.setattr(choose, "_told", set())
+        monkeypatch.setattr(choose, "_reported", set())
         evidence = Attrs({raced_routes.LOST_TO: "compile-default", raced_routes.LOSS: 1.25})
         lost = replace(plan, evidence=evidence)
         with PlanDatabase.open() as database:

@@ -18,7 +18,7 @@ from plantune.plans.plan import EAGER, PROGRAM
 from plantune.runtime.calls import calls, choose, plain_calls, route_race
 from plantune.runtime.calls.framework import MOST_WARNINGS, Framework, Options
 from plantune.runtime.calls.route_race import LONG, SHORT, RouteRace
-from plantune.runtime.watched.live_state import HeldTensors
+from plantune.runtime.watched.live_state import OwnedTensors
 
 ENOUGH = LONG.eager + 4 * (LONG.untimed + LONG.timed) + 8
 SHORT_S = 20e-6
@@ -67,7 +67,7 @@ def race(monkeypatch):
 
         monkeypatch.setattr(route_race.FrameworkRoute, "__call__", run)
         monkeypatch.setattr(route_race.time, "perf_counter", clock)
-        found = RouteRace(HeldTensors(module), **options)
+        found = RouteRace(OwnedTensors(module), **options)
         return [found.run(clock.now, None) for _ in range(calls)]
 
     return calls_of

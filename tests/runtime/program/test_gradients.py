@@ -184,8 +184,8 @@ def test_an_exchange_gets_what_a_pass_makes_as_it_is_made(gathered: bool) -> Non
     with gradients.in_new_memory(exchange) as new:
         assert new["w"] is exchange.place
         program.fill()
-        assert gradients.tell is not None
-        gradients.tell(["dv", "dw"])
+        assert gradients.report is not None
+        gradients.report(["dv", "dw"])
         gradients.gather(0, program.values)
     ((place, source),) = exchange.heard
     assert place is exchange.place
@@ -196,5 +196,5 @@ def test_an_exchange_gets_what_a_pass_makes_as_it_is_made(gathered: bool) -> Non
         assert source is None
         assert torch.equal(place, torch.full_like(place, 2))
     assert torch.equal(new["v"], torch.full_like(new["v"], 1))
-    assert gradients.tell is None
+    assert gradients.report is None
     assert_right(program, gradients)

@@ -70,7 +70,7 @@ def test_the_order_of_buffers_does_not_matter(buffers, rng):
 
 def test_the_property_sees_a_plan_that_overlaps(monkeypatch):
     """Lifetimes that only touch meet too: the last reader runs beside the next writer."""
-    monkeypatch.setattr(Lifetime, "meets", lambda a, b: a.first < b.last and b.first < a.last)
+    monkeypatch.setattr(Lifetime, "overlaps", lambda a, b: a.first < b.last and b.first < a.last)
     buffers = [Lifetime("a", 64, 0, 1), Lifetime("b", 64, 1, 2)]
     assert list(overlapping(buffers, plan_memory(buffers)))
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from plantune import optimize
 from plantune.runtime.module import UnplannedCall
-from plantune.runtime.watched.live_state import HeldTensors, LiveState
+from plantune.runtime.watched.live_state import LiveState, OwnedTensors
 
 
 @pytest.fixture
@@ -270,14 +270,14 @@ class Looking(LiveState):
     """Looks before each question."""
 
     def __init__(self, module, names):
-        super().__init__(HeldTensors(module), names)
+        super().__init__(OwnedTensors(module), names)
 
     def changed(self):
-        self._held.look()
+        self._owned.look()
         return super().changed()
 
     def forget(self):
-        self._held.forget()
+        self._owned.forget()
 
 
 class TestLiveState:

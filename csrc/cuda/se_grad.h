@@ -18,6 +18,7 @@
 //
 // `add` then makes the gradients of W1, b1, W2 and b2 from dexcite, dsqueeze and what the layers
 // read, and the sums from each block's part. Arithmetic is float; what leaves is rounded once.
+// Operands may have several element types: see se_grad_types.h. Then what is held is float.
 // Deterministic: all sums have a fixed order.
 
 #pragma once
@@ -28,15 +29,19 @@
 #include "cuda/se_grad_held.h"
 #include "cuda/se_grad_layers.h"
 #include "cuda/se_grad_layers_mma.h"
+#include "cuda/se_grad_types.h"
 #include "cuda/small_matrix.h"
 #include "cuda/small_matrix_mma.h"
 #include "cuda/sums.h"
 
 namespace plantune {
 
-template <typename Chain, template <typename, typename, int, int, int, int> typename Matrix>
-struct SeGrad {
-  using T = typename Chain::T;
+template <typename Chain, typename Of,
+          template <typename, typename, int, int, int, int> typename Matrix>
+struct SeGradOf {
+  using Layer = typename Of::Layer;
+  using Gradient = typename Of::Gradient;
+  using Sum = typename Of::Sum;
   static constexpr int kChannels = Chain::kChannels, kHidden = Chain::kHidden;
   static constexpr int kImages = Chain::kImages, kThreads = Chain::kThreads;
   static constexpr int kAddingThreads = 256;
@@ -48,18 +53,19 @@ struct SeGrad {
   static constexpr int kFirst = 1 + kValues + kSumsFirst, kSecond = kStoredSecond + kSumsSecond;
   static constexpr int kHiddenPadded = ceil_div(kHidden, 4) * 4;
 
-  using Tile = ImageTile<T, kChannels, kChannels, Chain::kPixels, kImages, kThreads>;
+  using Tile = ImageTile<typename Of::Held, kChannels, kChannels, Chain::kPixels, kImages, kThreads>;
   using Word = typename Tile::Word;
   using Channels = typename Tile::Channels;
-  using Squeeze = Matrix<T, T, kHidden, kChannels, kImages, kThreads>;
-  using Excite = Matrix<T, T, kChannels, kHiddenPadded, kImages, kThreads>;
+  using Squeeze = Matrix<Layer, Layer, kHidden, kChannels, kImages, kThreads>;
+  using Excite = Matrix<Layer, Layer, kChannels, kHiddenPadded, kImages, kThreads>;
   static constexpr int kSize = Word::kSize, kRounds = Tile::kRounds;
   static constexpr int kChunk = smaller(kRounds, Chain::kChunk);
   using Held = SeGradHeld<Chain, Word, kRounds>;
   static constexpr bool kInRegisters = Held::kInRegisters;
 
-  template <template <typename, int, int, int, bool, bool> typename Kind>
-  using LayersOf = Kind<T, kChannels, kHidden, kAddingThreads, Chain::kByRows1, Chain::kByRows2>;
+  template <template <typename, typename, int, int, int, bool, bool> typename Kind>
+  using LayersOf = Kind<Layer, Gradient, kChannels, kHidden, kAddingThreads, Chain::kByRows1,
+                        Chain::kByRows2>;
   using Layers = typename ChosenLayers<Chain::kLayersMma, LayersOf<SeGradLayers>,
                                        LayersOf<SeGradLayersMma>>::Type;
   static constexpr int kTiles = Chain::kLayers ? Layers::kTiles : 0;
@@ -67,17 +73,17 @@ struct SeGrad {
   static constexpr int kTileSums = Chain::kLayers ? Layers::kTileSums : 0;
 
   struct Arguments {
-    const T* read[kRead];
-    const T* small[kSmall + 1];
-    T* stored[kStored + 1];
-    T* sums[kSums + 1];
-    const T *excite, *squeeze;     // W2^T (kHidden, kChannels), W1^T (kChannels, kHiddenPadded)
-    const T *of_gate, *of_hidden;  // what the derivatives of Gate and Hidden are functions of
-    T *dexcite, *dsqueeze;
+    const void* read[kRead];
+    const void* small[kSmall + 1];
+    void* stored[kStored + 1];
+    Sum* sums[kSums + 1];
+    const Layer *excite, *squeeze;     // W2^T (kHidden, kChannels), W1^T (kChannels, kHiddenPadded)
+    const Layer *of_gate, *of_hidden;  // what the derivatives of Gate and Hidden are functions of
+    Layer *dexcite, *dsqueeze;
     float *parts, *layers;  // what `add` adds up: of each sum and block, of each tile and split
     unsigned* arrived;      // of each tile
-    const T *hidden, *mean;  // what the layers read
-    T *weight1, *bias1, *weight2, *bias2;
+    const Layer *hidden, *mean;  // what the layers read
+    Gradient *weight1, *bias1, *weight2, *bias2;
     long long images, splits;
   };
 
@@ -87,7 +93,7 @@ struct SeGrad {
     typename Squeeze::Scratch squeeze;
     typename Excite::Vectors dsqueeze;
     typename Excite::Scratch excite;
-    T saved[kImages][kChannels + kHidden];  // what the derivatives of Gate and Hidden read
+    Layer saved[kImages][kChannels + kHidden];  // what the derivatives of Gate and Hidden read
     float parts[kSums + 1][kThreads / 32];
 
     /// In the place of the sums, which are done with by then.
@@ -96,7 +102,7 @@ struct SeGrad {
   static_assert(sizeof(Shared) <= 48 << 10, "static shared memory ends at 48 KiB");
 
   using Small = Word[kSmall + 1];
-  using Sums = LongSum<sizeof(T) == sizeof(float)>[kSums + 1];
+  using Sums = LongSum<sizeof(Sum) == sizeof(float)>[kSums + 1];
 
   template <bool kAligned>
   static __device__ __forceinline__ void run(const Arguments& a) {
@@ -163,25 +169,36 @@ struct SeGrad {
  private:
   static constexpr int kWarps = kThreads / 32;
 
-  static __device__ __forceinline__ void put(const Arguments& a, T* to, long long image, int team,
+  static __device__ __forceinline__ void put(const Arguments& a, Layer* to, long long image, int team,
                                              int width, int column, float value) {
     if (to == nullptr || image + team >= a.images) return;
-    to[(image + team) * width + column] = from_float<T>(value);
+    to[(image + team) * width + column] = from_float<Layer>(value);
   }
 
   template <bool kAligned>
   static __device__ __forceinline__ void load_small(const Arguments& a, const Tile& tile,
                                                     long long image, Small& small) {
     const long long of = tile.active ? image + tile.team : 0;
-#pragma unroll
-    for (int k = 0; k < kSmall; ++k) {
-      if (!Chain::kOfChannels[k]) {
-        small[k].values[0] = *a.small[k];
+    each<kSmall>([&](auto number) {
+      constexpr int k = decltype(number)::kValue;
+      using From = typename Of::template Small<k>;
+      const From* const from = static_cast<const From*>(a.small[k]);
+      if constexpr (!Chain::kOfChannels[k]) {
+        take_held(*from, small[k].values[0]);
       } else {
         const long long row = Chain::kOfImages[k] ? of * kChannels : 0;
-        small[k].template load<kAligned>(a.small[k] + row + tile.chunk * kSize);
+        load_held<kAligned>(from + row + tile.chunk * kSize, small[k]);
       }
-    }
+    });
+  }
+
+  template <int k>
+  static __device__ __forceinline__ void store(const Arguments& a, long long at,
+                                               const float (&values)[kSize]) {
+    using To = typename Of::template Stored<k>;
+    Vector<To, kSize> word;
+    word.round(values);
+    word.store(static_cast<To*>(a.stored[k]) + at);
   }
 
   /// What the derivatives read: asked for before the images are there, shared after.
@@ -189,7 +206,7 @@ struct SeGrad {
     static constexpr int kRow = kChannels + kHidden;
     static constexpr int kOfThread = ceil_div(kImages * kRow, kThreads);
     static constexpr bool kEarly = kOfThread <= 8;
-    T values[kOfThread];
+    Layer values[kOfThread];
 
     __device__ __forceinline__ void fetch(const Arguments& a, long long image) {
 #pragma unroll
@@ -231,11 +248,13 @@ struct SeGrad {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (base + i >= kRounds || !tile.has(base + i)) continue;
-#pragma unroll
-        for (int k = 0; k < kRead; ++k) {
-          if (Held::template is_asked<kAligned>(k)) continue;
-          in[i][k].template load<kAligned>(a.read[k] + tile.at(base + i));
-        }
+        each<kRead>([&](auto number) {
+          constexpr int k = decltype(number)::kValue;
+          using From = typename Of::template Read<k>;
+          if constexpr (!Held::template is_asked<kAligned>(k)) {
+            load_held<kAligned>(static_cast<const From*>(a.read[k]) + tile.at(base + i), in[i][k]);
+          }
+        });
       }
       if (base == 0) Held::template wait<kAligned>();
 #pragma unroll
@@ -249,8 +268,11 @@ struct SeGrad {
         }
         Word made[kValues + 1];
         first_of(in[i], small, made, dgate, sums);
-#pragma unroll
-        for (int j = 0; j < kStoredFirst; ++j) made[j].store(a.stored[j] + tile.at(base + i));
+        each<kStoredFirst>([&](auto number) {
+          constexpr int j = decltype(number)::kValue;
+          using To = typename Of::template Stored<j>;
+          store_held(made[j], static_cast<To*>(a.stored[j]) + tile.at(base + i));
+        });
 #pragma unroll
         for (int k = 0; k < kHeld; ++k) {
           const int from = Chain::kHeldAs[k];
@@ -297,10 +319,14 @@ struct SeGrad {
     for (int round = 0; round < kRounds; ++round) {
       if (!tile.has(round)) continue;
       Word in[kHeld];
-#pragma unroll
-      for (int k = 0; k < kHeld; ++k) {
-        in[k] = held.template get<kAligned>(k, round, again(a, k) + tile.at(round));
-      }
+      each<kHeld>([&](auto number) {
+        constexpr int k = decltype(number)::kValue;
+        if constexpr (Chain::kHold == 0) {
+          load_again<kAligned, k>(a, tile.at(round), in[k]);
+        } else {
+          in[k] = held.get(k, round);
+        }
+      });
       float values[kStoredSecond][kSize], added[kSumsSecond + 1] = {};
 #pragma unroll
       for (int e = 0; e < kSize; ++e) {
@@ -316,19 +342,24 @@ struct SeGrad {
       }
 #pragma unroll
       for (int j = 0; j < kSumsSecond; ++j) sums[kSumsFirst + j].add(added[j]);
-#pragma unroll
-      for (int j = 0; j < kStoredSecond; ++j) {
-        Word word;
-        word.round(values[j]);
-        word.store(a.stored[kStoredFirst + j] + tile.at(round));
-      }
+      each<kStoredSecond>([&](auto number) {
+        constexpr int j = decltype(number)::kValue;
+        store<kStoredFirst + j>(a, tile.at(round), values[j]);
+      });
     }
   }
 
-  /// Where a held image is in memory: a thread reads what it has written itself.
-  static __device__ __forceinline__ const T* again(const Arguments& a, int k) {
-    const int from = Chain::kHeldAs[k];
-    return from < kRead ? a.read[from < kRead ? from : 0] : a.stored[from < kRead ? 0 : from - kRead];
+  /// A held image from memory: a thread reads what it has written itself.
+  template <bool kAligned, int k>
+  static __device__ __forceinline__ void load_again(const Arguments& a, long long at, Word& to) {
+    constexpr int from = Chain::kHeldAs[k];
+    if constexpr (from < kRead) {
+      using From = typename Of::template Read<from>;
+      load_held<kAligned>(static_cast<const From*>(a.read[from]) + at, to);
+    } else {
+      using From = typename Of::template Stored<from - kRead>;
+      load_held<kAligned>(static_cast<const From*>(a.stored[from - kRead]) + at, to);
+    }
   }
 
   static __device__ __forceinline__ void leave(const Arguments& a, Shared& shared,
@@ -356,8 +387,11 @@ struct SeGrad {
     __syncthreads();
     if (threadIdx.x > 0) return;
     for (int warp = 1; warp < kAddingThreads / 32; ++warp) sum += parts[warp];
-    a.sums[which][0] = from_float<T>(sum);
+    a.sums[which][0] = from_float<Sum>(sum);
   }
 };
+
+template <typename Chain, template <typename, typename, int, int, int, int> typename Matrix>
+using SeGrad = SeGradOf<Chain, SeGradTypes<typename Chain::T>, Matrix>;
 
 }  // namespace plantune

@@ -13,7 +13,7 @@ namespace plantune {
 
 template <typename Chain, typename Word, int kRounds>
 struct SeGradHeld {
-  using T = typename Chain::T;
+  using T = typename Chain::T;  // of what is held
   static constexpr bool kInRegisters = Chain::kHold == 1, kInShared = Chain::kHold == 2;
 #if __CUDA_ARCH__ >= 800
   static constexpr bool kAsks = kInShared;
@@ -28,14 +28,9 @@ struct SeGradHeld {
     if constexpr (kInShared) place(k, round) = word;
   }
 
-  /// `from` is where the image is in memory.
-  template <bool kAligned>
-  __device__ __forceinline__ Word get(int k, int round, const T* from) const {
+  __device__ __forceinline__ Word get(int k, int round) const {
     if constexpr (kInRegisters) return words[k][round];
-    if constexpr (kInShared) return place(k, round);
-    Word word;
-    word.template load<kAligned>(from);
-    return word;
+    return place(k, round);
   }
 
   static __device__ __forceinline__ Word& place(int k, int round) {
@@ -50,7 +45,7 @@ struct SeGradHeld {
   }
 
   template <bool kAligned, typename Tile>
-  static __device__ __forceinline__ void ask(const T* const (&read)[Chain::kRead],
+  static __device__ __forceinline__ void ask(const void* const (&read)[Chain::kRead],
                                              const Tile& tile) {
 #if __CUDA_ARCH__ >= 800
     if constexpr (kAsks && kAligned) {
@@ -62,7 +57,7 @@ struct SeGradHeld {
           if (!is_asked<kAligned>(k)) continue;
           const unsigned to = __cvta_generic_to_shared(&place(Chain::kSlotOf[k], round));
           asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to),
-                       "l"(read[k] + tile.at(round))
+                       "l"(static_cast<const T*>(read[k]) + tile.at(round))
                        : "memory");
         }
       }

@@ -17,7 +17,8 @@ namespace plantune {
 /// The largest power of two that divides a number.
 constexpr int power_in(int value) { return value & -value; }
 
-template <typename T, int kChannels, int kHidden, int kThreads, bool kByRows1, bool kByRows2>
+template <typename T, typename Gradient, int kChannels, int kHidden, int kThreads, bool kByRows1,
+          bool kByRows2>
 struct SeGradLayers {
   static constexpr int kColumns = 8, kColumnTiles = ceil_div(kHidden, kColumns);
   static constexpr int kTiles = ceil_div(kChannels, 32) * kColumnTiles;
@@ -130,13 +131,13 @@ struct SeGradLayers {
     for (int j = 0; j < kOfThread; ++j) {
       const int i = threadIdx.x + j * kThreads, k = i / 32, lane = i % 32;
       if (i >= kSums * 32 || first + lane >= kChannels) continue;
-      store(a, first + lane, column, k, lane, from_float<T>(sums[j]));
+      store(a, first + lane, column, k, lane, from_float<Gradient>(sums[j]));
     }
   }
 
   template <typename Arguments>
   static __device__ __forceinline__ void store(const Arguments& a, int channel, int column, int k,
-                                               int lane, T sum) {
+                                               int lane, Gradient sum) {
     const int j = column + k % kColumns;
     if (k < kColumns) {
       const int at = kByRows1 ? j * kChannels + channel : channel * kHidden + j;

@@ -20,7 +20,8 @@ struct ChosenLayers<true, Plain, Mma> {
   using Type = Mma;
 };
 
-template <typename T, int kChannels, int kHidden, int kThreads, bool kByRows1, bool kByRows2>
+template <typename T, typename Gradient, int kChannels, int kHidden, int kThreads, bool kByRows1,
+          bool kByRows2>
 struct SeGradLayersMma {
   static constexpr int kTileChannels = 64, kTileHidden = 32, kBatch = 64;
   static constexpr int kColumnTiles = ceil_div(kHidden, kTileHidden);
@@ -80,7 +81,7 @@ struct SeGradLayersMma {
   }
 
  private:
-  using LastOf = SeGradLayers<T, kChannels, kHidden, kThreads, kByRows1, kByRows2>;
+  using LastOf = SeGradLayers<T, Gradient, kChannels, kHidden, kThreads, kByRows1, kByRows2>;
 
   static __device__ __forceinline__ bool is_aligned(const void* address, int bytes) {
     return (unsigned long long)(address) % bytes == 0;
@@ -247,17 +248,17 @@ struct SeGradLayersMma {
       float sum = 0.f;
 #pragma unroll 8
       for (int split = 0; split < a.splits; ++split) sum += __ldcg(parts + split * kSums + i);
-      store(a, channel, column, i, from_float<T>(sum));
+      store(a, channel, column, i, from_float<Gradient>(sum));
     }
   }
 
   template <typename Arguments>
   static __device__ __forceinline__ void store(const Arguments& a, int channel, int column, int i,
-                                               T sum) {
+                                               Gradient sum) {
     if (i < 2 * kWeight) {
       const int c = channel + i % kWeight / kColumns, j = column + i % kColumns;
       if (c >= kChannels || j >= kHidden) return;
-      T* const to = i < kWeight ? a.weight2 : a.weight1;
+      Gradient* const to = i < kWeight ? a.weight2 : a.weight1;
       const bool by_channels = i < kWeight ? kByRows2 : !kByRows1;
       if (to != nullptr) to[by_channels ? c * kHidden + j : j * kChannels + c] = sum;
     } else if (i < 2 * kWeight + kTileChannels) {

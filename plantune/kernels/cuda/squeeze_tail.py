@@ -27,8 +27,8 @@ class SeTailParts(TailParts):
 
     @cached_property
     def dtypes(self) -> frozenset[str]:
-        """The element types of all operands."""
-        return frozenset(type_.dtype for _, type_ in (*self.step.inputs, *self.step.outputs))
+        """The element types of all operands, and of what is made of them."""
+        return vector_kernel.dtypes_of(self.step)
 
     @property
     def mixed(self) -> bool:

@@ -79,6 +79,13 @@ def index_of(elements: int) -> str:
     return "unsigned" if elements < 1 << 31 else "unsigned long long"
 
 
+def dtypes_of(step: Step) -> frozenset[str]:
+    """The element types of all that a step reads, makes or stores."""
+    made = (type_ for node in step.nodes for type_ in node.types)
+    operands = (type_ for _, type_ in (*step.inputs, *step.outputs))
+    return frozenset(type_.dtype for type_ in (*made, *operands))
+
+
 def not_an_element(*dtypes: str) -> dict[str, bool]:
     """The reason that these kernels do not compute with some dtypes, and whether it holds."""
     known, others = ", ".join(ELEMENTS), sorted({*dtypes} - ELEMENTS.keys())

@@ -9,11 +9,12 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
+from plantune.graph import TensorType
 from plantune.kernels.chips import measured_chip
 from plantune.kernels.cuda import vector_kernel
 from plantune.kernels.cuda.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.cuda.launcher import Launcher
-from plantune.kernels.cuda.se_gradient import SeGradParts, Workspace
+from plantune.kernels.cuda.se_gradient import SeGradParts, Workspace, operands_of
 from plantune.kernels.cuda.small_matrix import HIDDEN_MAX, kind_of, matrix, unit_of, why_not_block
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.patterns import pointwise_chain
@@ -65,11 +66,11 @@ class SeGrad(CudaFamily[SeGradParts]):
 
     name: ClassVar = "se_grad"
     image_layout = "nhwc"
+    mixes_types: ClassVar = True
 
     def read(self, step: Step) -> SeGradParts:
         parts = SeGradParts(step, excite_gradient_of(step))
-        dtypes = ", ".join({type_.dtype for _, type_ in (*step.inputs, *step.outputs)})
-        refuse({**vector_kernel.not_an_element(dtypes), **_places(parts)})
+        refuse({**vector_kernel.not_an_element(*parts.dtypes), **_places(parts), **_types(parts)})
         images = (*parts.first.images, *parts.values, *parts.stored[1])
         refuse(
             {
@@ -135,7 +136,7 @@ class SeGrad(CudaFamily[SeGradParts]):
         chain = struct(
             "Chain",
             functions,
-            T=vector_kernel.ELEMENTS[parts.image.dtype],
+            T=vector_kernel.ELEMENTS[parts.held_dtype],
             **{"kChannels": parts.channels, "kHidden": parts.hidden, "kPixels": parts.pixels},
             **{"kImages": config["images"], "kThreads": threads},
             kChunk=max(ASKED[parts.hold(config)] // len(first.images), 1),
@@ -148,12 +149,13 @@ class SeGrad(CudaFamily[SeGradParts]):
             **{"kStoredFirst": len(parts.stored[0]), "kSumsFirst": len(parts.sums[0])},
             **{"kStoredSecond": len(parts.stored[1]), "kSumsSecond": len(parts.sums[1])},
             kHeldAs=[places[name] for name in second.images],
-            kSlotOf=_slots(first.images, second.images),
+            kSlotOf=_slots(parts, second.images),
             kOfImages=[0 in axes_of(operand) for operand in small] or [False],
             kOfChannels=[1 in axes_of(operand) for operand in small] or [False],
             kAlpha=gradient.alpha,
         )
-        kernel = f"SeGrad<Chain, plantune::{kind_of(config)}>"
+        types = f"Of<Chain, {operands_of(parts)}" if parts.mixed else "<Chain"
+        kernel = f"SeGrad{types}, plantune::{kind_of(config)}>"
         sizes = {"blocks_per_sm": config["blocks_per_sm"], "adding_threads": ADDING_THREADS}
         sizes |= {"tiles": parts.tiles, "tile_sums": parts.sums_of_tile * parts.makes_layers}
         return vector_kernel.source(self.name, kernel, threads, chain, ENTRIES, **sizes)
@@ -219,13 +221,17 @@ def _resident(parts: SeGradParts, config: Attrs, arch: Arch) -> int:
     return max(min(by_shared, int(config["blocks_per_sm"])), 1)
 
 
-def _slots(read: Sequence[str], held: Sequence[str]) -> list[int]:
+def _slots(parts: SeGradParts, held: Sequence[str]) -> list[int]:
     """Where each image that is read is put first, if anywhere: its own place among those that are
-    held, or that of a value which takes it when it is made.
+    held, or that of a value which takes it when it is made. None in another type than it is held.
     """
+    read = parts.first.images
     own = {name: held.index(name) for name in read if name in held}
     free = iter(place for place, name in enumerate(held) if name not in read)
-    return [own[name] if name in own else next(free, -1) for name in read]
+    held_as = {name for name in read if parts.dtype_of(name) == parts.held_dtype}
+    return [
+        -1 if name not in held_as else own[name] if name in own else next(free, -1) for name in read
+    ]
 
 
 def _names(parts: SeGradParts) -> tuple[str | None, ...]:
@@ -268,7 +274,7 @@ def _constants(parts: SeGradParts, unit: int, frame: Frame) -> Constants:
         frame,
         {
             **{
-                word: (layer.matrix.weight, matrix(layer.matrix, parts.image, unit))
+                word: (layer.matrix.weight, matrix(layer.matrix, _weight(parts, layer), unit))
                 for word, layer in layers
             },
             **{name: read for name, read in operands.items() if name in step.constants},
@@ -305,6 +311,26 @@ def _places(parts: SeGradParts) -> dict[str, bool]:
             f"{name!r} stays inside, but is read outside": name not in taken
             for name, _ in step.outputs
         },
+    }
+
+
+def _weight(parts: SeGradParts, layer: LayerGradient) -> TensorType:
+    return parts.step.types[layer.matrix.weight]
+
+
+def _types(parts: SeGradParts) -> dict[str, bool]:
+    """Reasons to refuse types of operands, and whether they hold."""
+    sums = [node.name for node in parts.gradient.sums]
+    made = {node.name: node.types[0].dtype for node in parts.step.nodes}
+    excited = {made[layer.excited] for layer in parts.gradient.layers}
+    of_layers = {*map(parts.dtype_of, parts.layer_values), *excited}
+    gradients, totals = (
+        {*map(parts.dtype_of, names)} for names in (parts.parameter_gradients, sums)
+    )
+    return {
+        f"both layers are of one type, got {', '.join(sorted(of_layers))}": len(of_layers) > 1,
+        "the parameters' gradients are of several types": len(gradients) > 1,
+        "the sums of images are of several types": len(totals) > 1,
     }
 
 

@@ -11,7 +11,7 @@ from plantune.base.canonical import canonical
 
 from ..conftest import Builder, Emit
 from . import mixed_convolutions
-from .mixed_squeeze import SE_TAIL
+from .mixed_squeeze import SE_GRAD, SE_TAIL
 
 F32 = "float32"
 IMAGE = (2, 16, 6, 5)
@@ -328,6 +328,7 @@ MIXED: Mapping[str, Mapping[str, Emit]] = {
     "pointwise_sum": POINTWISE_SUM,
     "pool": POOL,
     "pool_grad": POOL_GRAD,
+    "se_grad": SE_GRAD,
     "se_tail": SE_TAIL,
     "softmax": SOFTMAX,
     **mixed_convolutions.MIXED,

@@ -71,3 +71,79 @@ SE_TAIL: Mapping[str, Emit] = {
     "an image read twice": Tail((2, 256, 30, 31), 16),
     "odd": Tail((5, 8, 9, 9), 1, saved=False),
 }
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """That of a tail: gradients `dy` arrive, the image is of `image`, the layers of `weights`; the
+    gradient of the image leaves as `stored`, that of the residual as `residual`.
+    """
+
+    shape: tuple[int, int, int, int] = (3, 64, 4, 4)
+    hidden: int = 4
+    dy: tuple[str, ...] = ("narrow", F32)
+    image: str = ""
+    weights: str = ""
+    residual: tuple[str, ...] = ("narrow",)
+    stored: tuple[str, ...] = ("narrow",)
+    layers: bool = True
+    sums: bool = True
+
+    def __call__(self, b: Builder) -> tuple[str, ...]:
+        n, c, height, width = self.shape
+        dy, *others = [self._wide(b, dtype) for dtype in self.dy]
+        left = []
+        for other in others:
+            dy = b("add", dy, other)
+            left += [b("sum_to", dy, shape=(1,))] if self.sums else []
+        g = b("relu_grad", dy, b.x(*self.shape, dtype=F32))
+        left += self._stored(b, g, self.residual)
+        z, scale = self._wide(b, self.image), b.w(1, dtype=F32)
+        x = b("add", b("mul", z, scale), b.w(1, dtype=F32))
+        direct = b("mul", g, b.x(n, c, 1, 1, dtype=F32))
+        dgate = b("sum_to", b("mul", g, x), shape=(n, c, 1, 1))
+        dgate = b("reshape", dgate if self.weights == F32 else b.cast(dgate), shape=(n, c))
+        dmean, layers = self._layers(b, dgate)
+        dmean = dmean if self.weights == F32 else b.wide(dmean)
+        spread = b("affine", dmean, alpha=1 / (height * width), beta=0.0)
+        du = b("add", direct, b("reshape", spread, shape=(n, c, 1, 1)))
+        if self.sums:
+            left += [b("sum_to", du, shape=(1,)), b("sum_to", b("mul", du, z), shape=(1,))]
+        return (*left, *layers, *self._stored(b, b("mul", du, scale), self.stored))
+
+    def _layers(self, b: Builder, dgate: str) -> tuple[str, tuple[str, ...]]:
+        n, c, _, _ = self.shape
+        dx, made = dgate, list[str]()
+        for function, width, depth in (("sigmoid", c, self.hidden), ("relu", self.hidden, c)):
+            weights = self.weights or b.dtype
+            dy = b(f"{function}_grad", dx, b.x(n, width, dtype=weights))
+            weight = b.w(width, depth, dtype=weights)
+            dx = b("matmul", dy, weight, transpose_a=False, transpose_b=False)
+            if self.layers:
+                argument = b.x(n, depth, dtype=weights)
+                dw = b("matmul", dy, argument, transpose_a=True, transpose_b=False)
+                db = b("sum", dy, dims=(0,), keepdim=False)
+                made += [b.wide(dw), b.wide(db)] if weights != F32 else [dw, db]
+        return dx, tuple(made)
+
+    def _stored(self, b: Builder, value: str, dtypes: tuple[str, ...]) -> list[str]:
+        return [value if dtype == F32 else b.cast(value) for dtype in dtypes]
+
+    def _wide(self, b: Builder, dtype: str) -> str:
+        return b.x(*self.shape, dtype=F32) if dtype == F32 else b.wide(b.x(*self.shape))
+
+
+SE_GRAD: Mapping[str, Emit] = {
+    "of two gradients": Gradient(),
+    "of a wide gradient, a wide image": Gradient(dy=(F32,), image=F32),
+    "of a narrow gradient": Gradient(dy=("narrow",)),
+    "leaves wide": Gradient(residual=(F32,), stored=(F32,)),
+    "leaves twice": Gradient(residual=(F32, "narrow"), stored=(F32, "narrow")),
+    "wide weights": Gradient(weights=F32),
+    "layers outside": Gradient(layers=False, sums=False, residual=()),
+    "odd": Gradient((5, 24, 5, 7), 5),
+    "an image read twice": Gradient((2, 256, 30, 31), 16),
+    "many images": Gradient((131, 64, 2, 2), 8),
+    "block 64": Gradient((3, 64, 16, 16), 4, image=F32),
+    "block 512": Gradient((3, 512, 2, 2), 32, dy=(F32,), image=F32),
+}

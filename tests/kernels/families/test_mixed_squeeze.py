@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from plantune.base.canonical import Attrs
+from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.step import Step
 from plantune.graph.tracing.arguments import Arguments
 from plantune.graph.tracing.extract import extract_with_outputs
 from plantune.graph.types import TensorType
+from plantune.kernels.families.se_grad import FAMILY as GRADIENT
 from plantune.kernels.families.se_tail import FAMILY as TAIL
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.plans.guess import guessed_plan
@@ -17,9 +19,10 @@ from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
 from ..conftest import Builder, step_of
-from .mixed_squeeze import F32, Tail
+from .mixed_squeeze import F32, Gradient, Tail
 
 SIMT = Attrs(images=1, threads=256, math="simt")
+HELD = Attrs(SIMT, hold="shared", blocks_per_sm=1)
 
 
 def tail(**parts: object) -> Step:
@@ -112,12 +115,80 @@ def test_what_tails_refuse(emit, reason: str) -> None:
     assert reason in str(TAIL.why_not_step(step_of(emit, "float16")))
 
 
-def test_autocast_leaves_a_launch_for_each_tail() -> None:
-    """Those of four blocks."""
+def gradient(**parts: object) -> Step:
+    return step_of(Gradient(**parts), "float16")
+
+
+def test_each_operand_of_a_gradient_has_its_type() -> None:
+    parts = GRADIENT.parts(gradient(stored=("narrow", F32)))
+    source = GRADIENT.source(parts, HELD, load_arch("sm90"))
+    types = source[source.index("plantune::SeGradMixed<") :]
+    layer, parameter, total = types.removeprefix("plantune::SeGradMixed<").split(", ")[:3]
+    assert (layer, parameter, total) == ("__half", "float", "float")
+    assert "plantune::Types<__half, float, float, __half>, " in types  # two gradients, mask, image
+    assert types.count("plantune::Types<__half, float, __half>") == 1  # what is stored
+    assert "using T = float;" in source
+
+
+def test_what_is_narrower_in_memory_than_it_was_made_is_made_anew() -> None:
+    """From what eager does not round nothing is read that is."""
+    narrow, wide = (
+        GRADIENT.parts(gradient(residual=residual)) for residual in (("narrow",), (F32,))
+    )
+    assert narrow.stored[0]
+    assert (narrow.known, wide.known) == ((), wide.stored[0])
+
+
+def test_only_what_is_float_comes_through_its_slot() -> None:
+    """Bytes are copied there as they are."""
+    parts = GRADIENT.parts(gradient())
+    source = GRADIENT.source(parts, HELD, load_arch("sm90"))
+    (line,) = (line for line in source.splitlines() if "kSlotOf" in line)
+    slots = line[line.index("{") + 1 : line.index("}")].split(", ")
+    dtypes = [parts.dtype_of(name) for name in parts.first.images]
+    assert len(slots) == 4
+    assert all(slot == "-1" for slot, dtype in zip(slots, dtypes, strict=True) if dtype != F32)
+    assert {slot for slot, dtype in zip(slots, dtypes, strict=True) if dtype == F32} - {"-1"}
+
+
+def other_layers(b: Builder) -> tuple[str, ...]:
+    """What the derivatives are functions of is float32, the weights are not."""
+    g, x = b.x(2, 64, 4, 4, dtype=F32), b.x(2, 64, 4, 4, dtype=F32)
+    dgate = b.cast(b("sum", b("mul", g, x), dims=(2, 3), keepdim=False))
+    plain = {"transpose_a": False, "transpose_b": False}
+    dy = b("sigmoid_grad", b.wide(dgate), b.x(2, 64, dtype=F32))
+    dy = b("relu_grad", b("matmul", b.cast(dy), b.w(64, 4), **plain), b.x(2, 4))
+    spread = b("reshape", b.wide(b("matmul", dy, b.w(4, 64), **plain)), shape=(2, 64, 1, 1))
+    return b("add", g, spread)
+
+
+def two_parameters(b: Builder) -> tuple[str, ...]:
+    *left, weight, _, image = Gradient(sums=False, residual=())(b)
+    source = b.graph.nodes[[node.name for node in b.graph.nodes].index(weight)].inputs[0]
+    return (*left, source, image)
+
+
+@pytest.mark.parametrize(
+    ("emit", "reason"),
+    [
+        (other_layers, "both layers are of one type, got float16, float32"),
+        (two_parameters, "the parameters' gradients are of several types"),
+    ],
+)
+def test_what_gradients_refuse(emit, reason: str) -> None:
+    assert reason in str(GRADIENT.why_not_step(step_of(emit, "float16")))
+
+
+def test_autocast_leaves_a_launch_for_each_tail_and_its_gradient() -> None:
     batch = (TensorType((128, 3, 64, 64), F32, "nhwc"),)
     arguments = Arguments(batch, autocast=("cuda", torch.float16))
-    graph = extract_with_outputs(SEResNet9Fixup().eval(), arguments)[0]
-    space = load_search_space("sm90")
-    plan = guessed_plan(graph, space, network="se_resnet9")
-    tails = [choice for choice in plan.choices if choice.candidate.family == "se_tail"]
-    assert len(tails) == 4
+    graph = differentiate(extract_with_outputs(SEResNet9Fixup(), arguments)[0])
+    plan = guessed_plan(graph, load_search_space("sm90"), network="se_resnet9")
+    families = [choice.candidate.family for choice in plan.choices]
+    assert (families.count("se_tail"), families.count("se_grad")) == (4, 4)
+    assert "matmul" not in {
+        graph.producers[name].op
+        for choice in plan.choices
+        for name in choice.nodes
+        if choice.candidate.family == "framework"
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import attrgetter, or_
@@ -27,9 +28,13 @@ Priced = tuple[StepCandidate, float]
 class _State(NamedTuple):
     """A partial cover: all nodes up to some place, and those `ahead` that its groups include. Sets
     of nodes and of layouts are the bits of a number: a deep network's have hundreds of members.
+
+    States are compared by `rank_us`, the cost without the least that the nodes ahead would take: a
+    group of twenty nodes would else look dear beside one that has done two of them.
     """
 
     cost_us: float
+    rank_us: float
     ahead: int
     layouts: int
     # The last candidate, after those before it.
@@ -42,13 +47,14 @@ class _Chosen(NamedTuple):
 
 
 class _Option(NamedTuple):
-    """A candidate that a state may grow by: the nodes after its first, and the layouts of what it
-    makes, among all of those `values`. A demand is met by its layout or if none is known, else it
-    costs a conversion.
+    """A candidate that a state may grow by: the nodes after its first, the least that these take,
+    and the layouts of what it makes, among all of those `values`. A demand is met by its layout or
+    if none is known, else it costs a conversion.
     """
 
     item: StepCandidate
     cost_us: float
+    least_us: float
     later: int
     demands: tuple[tuple[int, int, float], ...]
     values: int
@@ -94,14 +100,18 @@ def best_covers(
     known = _Layouts()
     sources = (*graph.inputs, *graph.output_gradients)
     edges = reduce(or_, (known.bit(name, type_.layout) for name, type_ in sources), 0)
-    starts = _options(graph, _cheapest_by_first_node(candidates), conversion, known)
-    states = [_State(0.0, 0, edges, None)]
+    priced = _cheapest_by_first_node(candidates)
+    shares = _least_shares(graph, priced)
+    starts = _options(graph, priced, shares, conversion, known)
+    states = [_State(0.0, 0.0, 0, edges, None)]
     for place, (node, dead) in enumerate(zip(graph.nodes, _dead(graph, known), strict=True)):
         starting = starts.get(node.name, ())
         grown: dict[tuple[int, int], list[_State]] = {}
         for state in states:
             if state.ahead >> place & 1 or (not starting and node.name in graph.constants):
-                _keep(grown, state, state.ahead & ~(1 << place), state.layouts & ~dead, wanted)
+                share_us = shares.get(node.name, 0.0) if state.ahead >> place & 1 else 0.0
+                passed = state._replace(rank_us=state.rank_us + share_us)
+                _keep(grown, passed, state.ahead & ~(1 << place), state.layouts & ~dead, wanted)
                 continue
             for option in starting:
                 if not state.ahead & option.later:
@@ -109,7 +119,7 @@ def best_covers(
                     ahead = state.ahead | option.later
                     _keep(grown, _with(state, option), ahead, layouts & ~dead, wanted)
         found = (state for slot in grown.values() for state in slot)
-        states = sorted(found, key=attrgetter("cost_us"))[: beam * wanted]
+        states = sorted(found, key=attrgetter("rank_us"))[: beam * wanted]
     return _runnable(graph, states, wanted)
 
 
@@ -127,9 +137,27 @@ def _cheapest_by_first_node(candidates: Iterable[Priced]) -> dict[str, list[Pric
     return starts
 
 
+def _least_shares(graph: Graph, starts: Mapping[str, Sequence[Priced]]) -> dict[str, float]:
+    """For each node the least that any candidate takes for it. What a group takes is divided among
+    its nodes by what each of them would take alone.
+    """
+    rows = [(item, us) for row in starts.values() for item, us in row if math.isfinite(us)]
+    alone: dict[str, float] = {}
+    for item, us in rows:
+        if len(item.nodes) == 1:
+            alone[item.nodes[0]] = min(us, alone.get(item.nodes[0], us))
+    shares = dict(alone)
+    for item, us in rows:
+        parts = [alone.get(name, 0.0) for name in item.nodes]
+        for name, part in zip(item.nodes, parts, strict=True):
+            shares[name] = min(shares.get(name, us), us * part / (sum(parts) or 1.0))
+    return shares
+
+
 def _options(
     graph: Graph,
     starts: Mapping[str, Sequence[Priced]],
+    shares: Mapping[str, float],
     conversion: ConversionCost,
     known: _Layouts,
 ) -> dict[str, list[_Option]]:
@@ -146,18 +174,20 @@ def _options(
             for name, layout in item.demands.items()
         )
         makes = reduce(or_, (known.bit(*pair) for pair in item.makes.items()), 0)
-        return _Option(item, cost_us, later, demands, known.of(item.makes), makes)
+        least_us = sum(shares.get(name, 0.0) for name in item.nodes[1:])
+        return _Option(item, cost_us, least_us, later, demands, known.of(item.makes), makes)
 
     return {name: [option(*priced) for priced in row] for name, row in starts.items()}
 
 
 def _with(state: _State, option: _Option) -> _State:
     """The state with a candidate, and with the cost of the conversions that it needs."""
-    cost_us = state.cost_us + option.cost_us
+    us = option.cost_us
     for values, layout, conversion_us in option.demands:
         if state.layouts & values and not state.layouts & layout:
-            cost_us += conversion_us
-    return _State(cost_us, 0, 0, _Chosen(option.item, state.chosen))
+            us += conversion_us
+    chosen = _Chosen(option.item, state.chosen)
+    return _State(state.cost_us + us, state.rank_us + us - option.least_us, 0, 0, chosen)
 
 
 def _keep(
@@ -165,7 +195,7 @@ def _keep(
 ) -> None:
     """Several covers may lead to the same state; the `wanted` cheapest of them stay."""
     slot = grown.setdefault((ahead, layouts), [])
-    kept = _State(state.cost_us, ahead, layouts, state.chosen)
+    kept = _State(state.cost_us, state.rank_us, ahead, layouts, state.chosen)
     if len(slot) < wanted:
         slot.append(kept)
         return

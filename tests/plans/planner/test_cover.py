@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
 
 from plantune.base.canonical import Attrs
 from plantune.errors import InvalidGraph
 from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives, partition_into
-from plantune.graph.step import Step
+from plantune.graph.step import Step, make_step
+from plantune.graph.tracing.extract import extract
+from plantune.graph.types import TensorType
 from plantune.kernels.conversions import conversion_cost
 from plantune.kernels.family import Candidate
 from plantune.plans.planner.cover import (
@@ -159,3 +163,28 @@ def test_few_states_find_the_best_of_a_chain(graph):
     costs = [priced(step, draw.uniform(1, 40), "nchw") for step in steps]
     (wide,), (narrow,) = (best_covers(graph, costs, 1, CONVERSION, beam) for beam in (BEAM, 4))
     assert narrow[0] == pytest.approx(wide[0])
+
+
+class Deep(nn.Module):
+    """Gates, of which one kernel may do much: a chain of small ops beside an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x)) * torch.sigmoid(x) + x
+        return x
+
+
+def test_a_large_group_is_not_lost_beside_states_that_have_done_less():
+    """It has paid for all of its nodes, the others for those up to here."""
+    graph = extract(Deep().eval(), TensorType((2, 8)))
+    names = [node.name for node in graph.nodes]
+    alone = [priced(make_step(graph, [name]), 1.0, "nchw") for name in names]
+    pairs = [priced(make_step(graph, pair), 1.9, "nchw") for pair in itertools.pairwise(names)]
+    whole = priced(make_step(graph, names), 0.5 * len(names), "nchw")
+    ((cost_us, cover),) = best_covers(graph, [*alone, *pairs, whole], 1, CONVERSION, beam=1)
+    assert cost_us == 0.5 * len(names)
+    assert cover == (whole[0],)

@@ -85,11 +85,12 @@ def _profile_levels(console: Console, chosen: Chosen) -> None:
 
 
 def _framework_plan(chosen: Chosen) -> Plan:
-    from plantune.plans.guess import default_plan
+    from plantune.plans.guess import framework_plan
     from plantune.space.search_space import load_search_space
 
     workload = chosen.workload
-    return default_plan(workload.graph, load_search_space(workload.arch), network=workload.network)
+    space = load_search_space(workload.arch)
+    return framework_plan(workload.graph, space, network=workload.network)
 
 
 def _timed(worker: Worker, stored: PlanDatabase | None, chosen: Chosen, plan: Plan) -> Timed:

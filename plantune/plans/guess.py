@@ -228,7 +228,7 @@ class _Chooser:
         return self._known[step.signature]
 
 
-def default_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan:
+def framework_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan:
     """The framework's kernels as eager calls them, in the layout that callers bring; on a GPU
     images are channels_last, which suits tensor cores, if there is a convolution.
 
@@ -244,10 +244,10 @@ def default_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan:
 
 
 def framework_plans(graph: Graph, space: SearchSpace, *, network: str) -> tuple[Plan, ...]:
-    """The default plan, and the same in channels_last if that is another one: eager's calls in both
+    """`framework_plan`, and the same in channels_last if that is another one: eager's calls in both
     layouts took 0.60 ms and 0.51 of a small network's pass (one thread of a Xeon, 2026-11-29).
     """
-    plain = default_plan(graph, space, network=network)
+    plain = framework_plan(graph, space, network=network)
     if not any(node.op == "conv2d" for node in graph.nodes):
         return (plain,)
     made = compose(graph, space, network=network, fusions=(PAIRS,), preferences=CHANNELS_LAST)

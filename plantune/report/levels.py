@@ -10,7 +10,7 @@ from plantune.base.outcome import Rejected
 from plantune.graph.fusions import Fusion, parse_item
 from plantune.graph.graph import Graph
 from plantune.measure.programs import PassCost
-from plantune.plans.guess import COMPILED, default_plan, hand_plan
+from plantune.plans.guess import COMPILED, framework_plan, hand_plan
 from plantune.plans.plan import Plan
 from plantune.plans.workload import Workload
 from plantune.report.tables import table, us_text
@@ -41,7 +41,7 @@ def levels(workload: Workload, plan: Plan) -> list[Level]:
     """
     space, name = load_search_space(workload.arch), workload.network
     plain = workload.extracted(fold=False)  # before its norms move into weights
-    found = [Level("none", plain, default_plan(plain, space, network=name))]
+    found = [Level("none", plain, framework_plan(plain, space, network=name))]
     for level, path in PATHS.items():
         fusion = Fusion(level, tuple(parse_item(item, level) for item in path))
         fused = hand_plan(workload.graph, space, network=name, without=COMPILED, fusions=(fusion,))

@@ -26,7 +26,7 @@ from plantune.measure.racing.race import Detail, Race
 from plantune.measure.subject import Raced
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.plans.database.plan_database import PlanDatabase
-from plantune.plans.guess import COMPILED, default_plan, hand_plan
+from plantune.plans.guess import COMPILED, framework_plan, hand_plan
 from plantune.plans.plan import Plan
 from plantune.plans.problem import PROBLEM_FIELDS
 from plantune.plans.workload import Workload
@@ -116,7 +116,7 @@ def problem() -> Workload:
 @pytest.fixture(scope="session")
 def plan(problem: Workload) -> Plan:
     """The framework's kernels, as if a search had found nothing better."""
-    made = default_plan(problem.graph, load_search_space("cpu"), network=NETWORK)
+    made = framework_plan(problem.graph, load_search_space("cpu"), network=NETWORK)
     return changed(made, origin="measured", evidence=EVIDENCE)
 
 

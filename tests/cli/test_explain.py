@@ -147,11 +147,11 @@ def test_a_plan_of_another_network_is_4(run: Run, store: Callable[..., int], pla
 
 @pytest.mark.parametrize("channels", [1, 11, 14])
 def test_other_channels_are_found(run: Run, store: Callable[..., int], channels: int) -> None:
-    from plantune.plans.guess import default_plan
+    from plantune.plans.guess import framework_plan
 
     other = Workload("se_resnet9_fixup", 1, in_channels=channels)
     space = load_search_space("cpu")
-    id = store(default_plan(other.graph, space, network=other.network))
+    id = store(framework_plan(other.graph, space, network=other.network))
     assert run("explain", id, "--step", "stem").exit_code == 0
 
 

@@ -12,7 +12,7 @@ import torch
 
 from plantune import optimize
 from plantune.graph.tracing.tape import Tape
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.plans.workload import Workload
 from plantune.space.search_space import load_search_space
 from plantune.tuning import sought_for
@@ -45,7 +45,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
 @pytest.fixture
 def stored(own: tuple[str, ...], store: Callable[..., int]) -> int:
     workload = Workload(own[1], 2, inputs=("2x3x8x8",))
-    plan = default_plan(workload.graph, load_search_space("cpu"), network="Sequential")
+    plan = framework_plan(workload.graph, load_search_space("cpu"), network="Sequential")
     return store(changed(plan, origin="measured", evidence=EVIDENCE))
 
 

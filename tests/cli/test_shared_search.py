@@ -33,7 +33,10 @@ def test_a_search_shares_what_it_finds_and_its_status_tells(
     (seen,) = object_of(run("search", "--status", url, "--json"))["searches"]
     assert seen["state"] == "done"
     assert seen["measured"] == first["measured"]
-    assert [member["state"] for member in seen["members"]] == ["ended"]
+    (member,) = seen["members"]
+    assert member["state"] == "ended"
+    # As every release writes it.
+    assert {*member} == {"host", "pid", "state", "measured", "told"}
     text = run("search", "--status", url).stdout
     assert f"{first['measured']} measured" in text
     assert "done" in text

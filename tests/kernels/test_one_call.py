@@ -13,7 +13,7 @@ from plantune.kernels.families.framework import FAMILY
 from plantune.kernels.family import Frame
 from plantune.kernels.one_call import calls_in, is_one_call
 from plantune.measure.inputs import draw_inputs
-from plantune.plans.guess import default_plan, framework_plans, hand_plan
+from plantune.plans.guess import framework_plan, framework_plans, hand_plan
 from plantune.plans.planner.candidates import step_candidates
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
@@ -165,11 +165,11 @@ def groups(plan):
 
 def test_the_frameworks_plan_has_eagers_calls():
     graph = extract(Net().eval(), TensorType((2, 3, 8, 8)))
-    plan = default_plan(graph, load_search_space("cpu"), network="net")
+    plan = framework_plan(graph, load_search_space("cpu"), network="net")
     assert groups(plan) == {
         ("conv/conv2d", "conv/add_channel"), ("relu",), ("linear/matmul", "linear/add_channel")
     }  # fmt: skip
-    sm90 = default_plan(graph, load_search_space("sm90"), network="net")
+    sm90 = framework_plan(graph, load_search_space("sm90"), network="net")
     assert ("linear/matmul", "linear/add_channel") in groups(sm90)
     assert ("conv/conv2d",) in groups(sm90)
 

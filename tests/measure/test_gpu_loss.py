@@ -14,7 +14,7 @@ from plantune.kernels.family import Candidate
 from plantune.measure.subject import Raced
 from plantune.measure.worker import client
 from plantune.measure.worker.client import Worker
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.plans.workload import Workload
 from plantune.space.search_space import load_search_space
 
@@ -71,7 +71,7 @@ def step(step_of):
 @pytest.fixture
 def plan(step, space):
     graph = Graph(step.inputs, (), (), step.nodes, ("relu",))
-    return graph, default_plan(graph, load_search_space("sm90"), network="small")
+    return graph, framework_plan(graph, load_search_space("sm90"), network="small")
 
 
 DEADLY = [

@@ -7,12 +7,12 @@ from plantune.measure import programs
 from plantune.measure.programs import PassCost, pass_cost
 from plantune.measure.worker import work
 from plantune.measure.worker.client import Worker
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.plans.workload import Workload
 from plantune.space.search_space import load_search_space
 
 PROBLEM = Workload("se_resnet9_fixup", 1)
-PLAN = default_plan(PROBLEM.graph, load_search_space("cpu"), network=PROBLEM.network)
+PLAN = framework_plan(PROBLEM.graph, load_search_space("cpu"), network=PROBLEM.network)
 
 
 def test_a_worker_tells_it(copied_processes):

@@ -8,7 +8,7 @@ import torch
 from plantune.measure.racing import race, routes
 from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.plans.workload import Workload
 from plantune.runtime.module import TunedModule
 from plantune.space.search_space import load_search_space
@@ -19,7 +19,7 @@ EFFORT = Effort(budget_s=0.05, warm_up_s=0.01, retries=0)
 
 @pytest.fixture
 def plan():
-    return default_plan(WORKLOAD.graph, load_search_space("cpu"), network="se_resnet9_fixup")
+    return framework_plan(WORKLOAD.graph, load_search_space("cpu"), network="se_resnet9_fixup")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from plantune.errors import InvalidPlan
 from plantune.graph.graph import Graph
 from plantune.kernels.family import Candidate
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.plans.plan import Choice, Plan
 from plantune.space.search_space import load_search_space
 
@@ -71,7 +71,7 @@ def test_an_unknown_node_is_named(plan, graph, space):
 
 
 def test_steps_that_wait_for_each_other_are_refused(graph, space):
-    plan = default_plan(graph, space, network="block")
+    plan = framework_plan(graph, space, network="block")
     names = [node.name for node in graph.nodes]
     ends = choice_of(plan, names[0], names[2])
     rest = [choice for choice in plan.choices if choice.nodes[0] not in ends.nodes]
@@ -92,7 +92,7 @@ ILLEGAL = {
 @pytest.mark.parametrize("name", ILLEGAL)
 def test_an_illegal_candidate_is_refused_with_its_step(graph, space, name):
     family, config, reason = ILLEGAL[name]
-    plan = default_plan(graph, space, network="block")
+    plan = framework_plan(graph, space, network="block")
     index = next(i for i, c in enumerate(plan.choices) if c.nodes == ("conv1/conv2d",))
     bad = replace(plan.choices[index], candidate=Candidate(family, Attrs(config)))
     choices = (*plan.choices[:index], bad, *plan.choices[index + 1 :])

@@ -18,7 +18,7 @@ from plantune.plans.checked_plan import check_plan
 from plantune.plans.guess import (
     Preference,
     compose,
-    default_plan,
+    framework_plan,
     guessed_plan,
     hand_plan,
 )
@@ -45,7 +45,7 @@ def nodes_with(plan, node):
 
 
 def test_the_default_plan_is_the_framework_call_by_call(graph, space):
-    plan = default_plan(graph, space, network="block")
+    plan = framework_plan(graph, space, network="block")
     ops = {node.name: node.op for node in graph.nodes}
     assert [name for choice in plan.choices for name in choice.nodes] == [*ops]
     for choice in plan.choices:
@@ -61,20 +61,20 @@ def test_convolutions_on_a_gpu_are_channels_last(arch, layout):
     graph = extract(
         nn.Sequential(nn.Conv2d(4, 8, 3, bias=False), nn.ReLU()).eval(), TensorType((2, 4, 8, 8))
     )
-    plan = default_plan(graph, load_search_space(arch), network="conv")
+    plan = framework_plan(graph, load_search_space(arch), network="conv")
     assert [dict(choice.candidate.config) for choice in plan.choices] == 2 * [{"layout": layout}]
     assert {choice.candidate.family for choice in plan.choices} == {"framework"}
 
 
 def test_training_on_a_gpu_is_channels_last():
     graph = differentiate(extract(nn.Conv2d(4, 8, 3, bias=False), TensorType((2, 4, 8, 8))))
-    plan = default_plan(graph, load_search_space("sm90"), network="conv")
+    plan = framework_plan(graph, load_search_space("sm90"), network="conv")
     assert {choice.candidate.config.get("layout") for choice in plan.choices} == {"nhwc"}
 
 
 def test_without_a_convolution_the_callers_layout_stays():
     graph = extract(nn.ReLU(), TensorType((2, 4, 8, 8)))
-    plan = default_plan(graph, load_search_space("sm90"), network="relu")
+    plan = framework_plan(graph, load_search_space("sm90"), network="relu")
     assert dict(plan.choices[0].candidate.config) == {"layout": "nchw"}
 
 
@@ -166,12 +166,12 @@ class TestGuess:
 
 
 def test_a_plan_says_what_it_is_for(graph, space):
-    plan = default_plan(graph, space, network="block")
+    plan = framework_plan(graph, space, network="block")
     assert plan.problem.key == Problem("block", graph.digest, "cpu", 2, "float32", "infer")
     assert plan.problem.call == graph.inputs
     assert plan.origin == "framework"
     assert dict(plan.evidence) == {}
-    trained = default_plan(differentiate(graph), space, network="block")
+    trained = framework_plan(differentiate(graph), space, network="block")
     assert trained.problem.mode == "train"
     assert trained.problem.graph != plan.problem.graph
 
@@ -365,7 +365,7 @@ def test_only_the_fusions_that_are_given_are_used(by_hand):
 def test_where_nothing_runs_a_step_it_is_named(graph, space, monkeypatch):
     monkeypatch.setattr("plantune.plans.guess.candidates", lambda step, space, names: ())
     with pytest.raises(IllegalCandidate, match="no candidate runs step 'conv1/conv2d' on cpu"):
-        default_plan(graph, space, network="block")
+        framework_plan(graph, space, network="block")
 
 
 def test_a_pools_gradient_is_gathered_where_images_are_wide():

@@ -10,7 +10,7 @@ from plantune.base.canonical import Attrs
 from plantune.errors import InvalidPlan
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.plans.plan import LIVE_ROUTES, Plan
 from plantune.plans.problem import Problem
 from plantune.plans.step_times import StepTimes
@@ -29,7 +29,7 @@ def test_json_round_trips_exactly(plan):
 
 
 def test_json_of_a_default_plan_round_trips(graph, space):
-    plan = default_plan(graph, space, network="block")
+    plan = framework_plan(graph, space, network="block")
     assert Plan.loads(plan.dumps()) == plan
 
 

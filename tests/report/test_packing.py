@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.plans.guess import default_plan, hand_plan
+from plantune.plans.guess import framework_plan, hand_plan
 from plantune.plans.workload import Workload
 from plantune.report.packing import LAUNCH_US, packing_of, packing_text
 from plantune.report.steps import plan_steps
@@ -28,5 +28,5 @@ def test_each_filter_of_more_than_a_pixel_and_a_channel_counts_once() -> None:
 
 
 def test_the_framework_packs_nothing() -> None:
-    plan = default_plan(SM90.graph, load_search_space("sm90"), network=SM90.network)
+    plan = framework_plan(SM90.graph, load_search_space("sm90"), network=SM90.network)
     assert packing_of(plan_steps(plan, SM90.graph), load_arch("sm90")) is None

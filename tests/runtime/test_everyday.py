@@ -20,7 +20,7 @@ from plantune.graph.nested import kind_of, mapped, tensors_in
 from plantune.graph.tracing.arguments import Arguments
 from plantune.plans.database.rows import COMPLETE, StoredPlan
 from plantune.plans.database.validation import check_stored_plan
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.runtime.proof.recheck import recheck
 from plantune.runtime.watched.copies import copied
 from plantune.space.search_space import load_search_space
@@ -201,7 +201,7 @@ def planned(module: nn.Module, call: Example, mode: str) -> TunedModule:
     """`module` run from its default plan, as a program of steps."""
     module.train(mode == "train")
     graph = optimize(module, *call.args, mode=mode, **call.kwargs).pool().graph
-    plan = default_plan(graph, load_search_space("cpu"), network="everyday")
+    plan = framework_plan(graph, load_search_space("cpu"), network="everyday")
     return optimize(module, *call.args, mode=mode, plan=plan, **call.kwargs)
 
 

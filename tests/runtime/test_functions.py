@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from plantune import TunedModule, optimize
 from plantune.graph.nested import tensors_in
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.runtime.calls.framework import UnplannedCall
 from plantune.space.search_space import load_search_space
 
@@ -269,7 +269,7 @@ CASES: dict[str, Body] = {
 
 def planned(module: nn.Module, x: Tensor) -> TunedModule:
     graph = optimize(module, x, mode="train").pool().graph
-    plan = default_plan(graph, load_search_space("cpu"), network="functions")
+    plan = framework_plan(graph, load_search_space("cpu"), network="functions")
     return optimize(module, x, mode="train", plan=plan, fallback="error")
 
 

@@ -23,7 +23,7 @@ from plantune.models.se_resnet9 import se_resnet9_fixup
 from plantune.plans.database.exports import export_plans
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.proofs import remember_proof
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.space.search_space import load_search_space
 
 NAME = "se_resnet9_fixup"
@@ -64,7 +64,7 @@ class TestArguments:
         with PlanDatabase.open() as database:
             for batch, mode in ((1, "infer"), (2, "train")):
                 graph = load_model(NAME, batch=batch, mode=mode, fallback="silent").pool().graph
-                plan = default_plan(graph, load_search_space("cpu"), network=NAME)
+                plan = framework_plan(graph, load_search_space("cpu"), network=NAME)
                 database.put_plan(dataclasses.replace(plan, origin="measured"), cpu_environment())
                 remember_proof(plan, cpu_environment())
         frames = torch.randn(2, 3, 64, 64)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from plantune import optimize
 from plantune.errors import WrongResult
 from plantune.kernels import torch_ops
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.runtime.proof.recheck import recheck
 from plantune.space.search_space import load_search_space
 
@@ -56,7 +56,7 @@ def x(images: Tensor) -> Tensor:
 
 def planned(module: nn.Module, x: Tensor, mode: str) -> nn.Module:
     graph = optimize(module, x, mode=mode).pool().graph
-    plan = default_plan(graph, SPACE, network="random")
+    plan = framework_plan(graph, SPACE, network="random")
     return optimize(module, x, mode=mode, plan=plan)
 
 

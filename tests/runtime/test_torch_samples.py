@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from plantune import optimize
 from plantune.errors import PlantuneError
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.runtime.calls import choose
 from plantune.space.search_space import load_search_space
 
@@ -45,7 +45,7 @@ def why_not(sample: Sample) -> str | None:
         graph = optimize(sample.module, *sample.tensors).pool().graph
         if not graph.nodes:
             return None  # It returns its input.
-        plan = default_plan(graph, load_search_space("cpu"), network=sample.name)
+        plan = framework_plan(graph, load_search_space("cpu"), network=sample.name)
         tuned = optimize(sample.module, *sample.tensors, plan=plan, fallback="silent")
         outputs(sample, tuned)  # the first call makes the program
     except (PlantuneError, ValueError) as error:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from plantune import TunedModule, optimize
 from plantune.errors import UnsupportedModule
 from plantune.graph.nested import tensors_in
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.runtime.calls.framework import UnplannedCall
 from plantune.space.search_space import load_search_space
 
@@ -202,7 +202,7 @@ class Spectral(nn.Module):
 
 def planned(module: nn.Module, x: Tensor, mode: str) -> TunedModule:
     graph = optimize(module, x, mode=mode).pool().graph
-    plan = default_plan(graph, load_search_space("cpu"), network="unusual")
+    plan = framework_plan(graph, load_search_space("cpu"), network="unusual")
     return optimize(module, x, mode=mode, plan=plan)
 
 

@@ -13,7 +13,7 @@ from plantune.base.outcome import Rejected
 from plantune.errors import OutOfTime
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
-from plantune.plans.guess import default_plan, hand_plan
+from plantune.plans.guess import framework_plan, hand_plan
 from plantune.plans.planner.candidates import LONG_BUILD_S
 from plantune.plans.workload import Workload
 from plantune.search.budget import Budget, Durations
@@ -116,7 +116,7 @@ def test_what_was_cut_off_is_not_an_outcome(
 def test_plans_that_take_long_to_build_are_left_out(graph, space, measurer, store):
     steps = StepSearch(graph, space, measurer, store)
     compiled = hand_plan(graph, space, network="small")
-    plain = default_plan(graph, space, network="small")
+    plain = framework_plan(graph, space, network="small")
     needed = building_s(compiled, graph, space, steps)
     assert needed > 1
     assert affordable([compiled, plain], graph, space, steps, needed + 1) == [compiled, plain]

@@ -16,7 +16,7 @@ from plantune.base.canonical import Attrs
 from plantune.devices.machine import cpu_environment
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.plans.database.plan_database import PlanDatabase
-from plantune.plans.guess import COMPILED, default_plan, hand_plan
+from plantune.plans.guess import COMPILED, framework_plan, hand_plan
 from plantune.plans.workload import Workload
 from plantune.space.search_space import load_search_space
 
@@ -31,7 +31,7 @@ def test_the_slowest_plan_is_told_by_the_fastest(
     graph, space = NETWORK.graph, load_search_space("cpu")
     plans = {
         "a.db": hand_plan(graph, space, network=NETWORK.network, without=COMPILED),
-        "b.db": default_plan(graph, space, network=NETWORK.network),
+        "b.db": framework_plan(graph, space, network=NETWORK.network),
     }
     paths = [str(tmp_path / name) for name in plans]
     for path, plan in zip(paths, plans.values(), strict=True):
@@ -114,7 +114,7 @@ def test_the_interval_knows_that_rounds_of_one_make_are_alike() -> None:
 
 def test_plans_that_choose_the_same_are_alike_whatever_they_measured() -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "compare"))
-    plan = default_plan(NETWORK.graph, load_search_space("cpu"), network=NETWORK.network)
+    plan = framework_plan(NETWORK.graph, load_search_space("cpu"), network=NETWORK.network)
     again = replace(plan, choices=plan.choices[::-1], evidence=Attrs(ratio=0.5))
     traced = replace(plan, route="torchscript-traced")
     plans = {"plan": plan, "again": again, "traced": traced}

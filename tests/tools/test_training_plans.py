@@ -15,7 +15,7 @@ from plantune.base.canonical import Attrs
 from plantune.base.paths import data_folder
 from plantune.plans.database.exports import export_plans, import_plans, read_export
 from plantune.plans.database.plan_database import PlanDatabase
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.plans.workload import Workload
 from plantune.space.search_space import load_search_space
 
@@ -41,7 +41,7 @@ def commands(tool, tmp_path):
     asked, raced = [], [True]
 
     def found(opened, environment):
-        plan = default_plan(workload.graph, load_search_space("cpu"), network=workload.network)
+        plan = framework_plan(workload.graph, load_search_space("cpu"), network=workload.network)
         opened.put_plan(replace(plan, origin="measured", evidence=EVIDENCE), environment)
         return json.dumps({**dict.fromkeys(tool.TOLD), "raced": raced[0]})
 

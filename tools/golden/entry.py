@@ -12,7 +12,7 @@ from plantune.models.registry import network_names
 from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.exports import read_export
 from plantune.plans.database.stored import find_stored_plan
-from plantune.plans.guess import default_plan, guessed_plan, hand_plan
+from plantune.plans.guess import framework_plan, guessed_plan, hand_plan
 from plantune.plans.plan import Plan, named_as
 from plantune.plans.workload import Workload
 from plantune.space.arch import ARCH_NAMES
@@ -32,9 +32,9 @@ __all__ = [
     "check_plan",
     "command_line",
     "data_folder",
-    "default_plan",
     "family_named",
     "find_stored_plan",
+    "framework_plan",
     "guessed_plan",
     "hand_plan",
     "load_search_space",

@@ -22,9 +22,9 @@ from entry import (
     candidates,
     check_plan,
     data_folder,
-    default_plan,
     family_named,
     find_stored_plan,
+    framework_plan,
     guessed_plan,
     hand_plan,
     load_search_space,
@@ -73,7 +73,7 @@ def plans() -> Iterator[tuple[str, Json]]:
 
 
 def _default(graph: Graph, space: SearchSpace, network: str) -> Plan | None:
-    return default_plan(graph, space, network=network)
+    return framework_plan(graph, space, network=network)
 
 
 @cache

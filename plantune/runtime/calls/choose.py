@@ -21,7 +21,7 @@ from plantune.plans.database.plan_file import PlanFile
 from plantune.plans.database.proofs import is_known_slower, is_proved, remember_proof, remember_race
 from plantune.plans.database.rows import Found
 from plantune.plans.database.stored import find_stored_plan, shipped_contender, shipped_file
-from plantune.plans.guess import default_plan, guessed_plan
+from plantune.plans.guess import framework_plan, guessed_plan
 from plantune.plans.plan import EAGER, PROGRAM, Plan, is_for, named_as
 from plantune.plans.problem import Problem
 from plantune.plans.standing import loss_text
@@ -156,7 +156,7 @@ class Finder:
         return self._of_framework()
 
     def _of_framework(self) -> ProgramPool:
-        plain = default_plan(self._graph, self._space, network=self._options.name)
+        plain = framework_plan(self._graph, self._space, network=self._options.name)
         plain = replace(plain, route=UNPLANNED[self._space.arch.kind])
         pool = self._pool_of(self._checked(plain))
         if self._shipped is not None and self._may_try(self._shipped):

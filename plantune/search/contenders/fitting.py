@@ -12,7 +12,7 @@ from plantune.graph.partition import one_by_one, partition_into
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.plans.plan import Choice, Plan
 from plantune.plans.written_words import MEASURED, OF_FRAMEWORK
 from plantune.search.contenders.of_covers import fallback
@@ -33,7 +33,7 @@ def fitted(plan: Plan, graph: Graph, space: SearchSpace) -> Plan | None:
         return None
     if OF_FRAMEWORK.issuperset(choice.candidate.family for choice in choices):
         return None
-    plain = default_plan(graph, space, network=plan.problem.network)
+    plain = framework_plan(graph, space, network=plan.problem.network)
     made = replace(plain, choices=choices, origin=MEASURED, branches=plan.branches)
     with suppress(PlantuneError):
         check_plan(made, graph, space)

@@ -13,7 +13,7 @@ from plantune.measure.racing.built_routes import PLANTUNE
 from plantune.measure.racing.race import OURS, Race
 from plantune.measure.timing import Timing, in_common, joined, ratio_interval
 from plantune.plans import raced_routes
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.plans.plan import EAGER, FROZEN_ROUTES, LIVE_ROUTES, PROGRAM, Plan
 from plantune.plans.standing import CAPTURED, EAGER_RATIO, UNBEATEN, UNBEATEN_RATIO, ratio_evidence
 from plantune.plans.verdict import FASTER, SLOWER, Interval
@@ -132,7 +132,7 @@ def plain_graph(graph: Graph, space: SearchSpace, *, network: str) -> Plan | Non
     """The framework's own kernels as one captured graph, measured in a race; None on a CPU."""
     if space.arch.kind != "cuda":
         return None
-    return replace(default_plan(graph, space, network=network), origin=MEASURED)
+    return replace(framework_plan(graph, space, network=network), origin=MEASURED)
 
 
 def judged_alone(plan: Plan, race: Race, plain: Plan | None = None) -> Plan:

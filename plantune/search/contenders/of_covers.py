@@ -9,7 +9,7 @@ from plantune.graph import Graph, Step
 from plantune.graph.partition import partition_into
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates
-from plantune.plans.guess import FALLBACK, default_plan
+from plantune.plans.guess import FALLBACK, framework_plan
 from plantune.plans.plan import Choice, Plan
 from plantune.plans.planner.candidates import FRAMEWORK, VIEW
 from plantune.plans.planner.cover import Cover
@@ -31,7 +31,7 @@ def plan_of(cover: Cover, graph: Graph, space: SearchSpace, *, network: str) -> 
     chosen += [
         Choice((step.name,), fallback(step, space)) for step in rest if step.name not in covered
     ]
-    plain = default_plan(graph, space, network=network)
+    plain = framework_plan(graph, space, network=network)
     return replace(plain, choices=tuple(chosen), origin=MEASURED)
 
 

@@ -19,7 +19,7 @@ from plantune.measure.racing.routes import RouteSpec
 from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort, Timing
 from plantune.measure.worker.client import Worker
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.plans.workload import Workload
 from plantune.space.search_space import load_search_space
 
@@ -54,7 +54,7 @@ def racing(monkeypatch):
 
 @pytest.fixture
 def plan():
-    return default_plan(WORKLOAD.graph, load_search_space("cpu"), network=NAME)
+    return framework_plan(WORKLOAD.graph, load_search_space("cpu"), network=NAME)
 
 
 class Queue(Device):
@@ -204,7 +204,7 @@ def test_a_detailed_race_has_ours_frozen_too_and_images_in_turns(racing, plan):
 
 def test_whole_steps_move_the_weights_of_every_route(monkeypatch):
     workload = Workload(NAME, batch=1, mode="train")
-    plan = default_plan(workload.graph, load_search_space("cpu"), network=NAME)
+    plan = framework_plan(workload.graph, load_search_space("cpu"), network=NAME)
     monkeypatch.setattr("plantune.measure.racing.training_calls.RATE", 1e-3)
     monkeypatch.setitem(routes.ROUTES, "cpu", {"eager": RouteSpec(as_it_is)})
     made = RouteBuilder(Raced(workload.problem, steps=True), 0, 1)

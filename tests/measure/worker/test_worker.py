@@ -47,7 +47,7 @@ from plantune.measure.worker.client import Limits, Worker
 from plantune.measure.worker.worker_process import _described
 from plantune.models.registry import network
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import COMPILED, CPU_PREFERENCES, compose, default_plan, hand_plan
+from plantune.plans.guess import COMPILED, CPU_PREFERENCES, compose, framework_plan, hand_plan
 from plantune.plans.plan import Plan
 from plantune.plans.problem import Problem
 from plantune.plans.workload import Workload
@@ -89,7 +89,7 @@ def faulty_plan(plan: Plan, fault: str, place: int = -1) -> Plan:
 def test_programs_are_timed_in_one_run(worker, space, train):
     graph = small(train)
     plans = [
-        default_plan(graph, space, network="small"),
+        framework_plan(graph, space, network="small"),
         hand_plan(graph, space, network="small", without=COMPILED),
     ]
     found = worker.time_programs(graph, plans, EFFORT)
@@ -100,7 +100,7 @@ def test_programs_are_timed_in_one_run(worker, space, train):
 
 def test_a_backward_pass_takes_its_time(worker, space):
     forward, both = (
-        worker.time_programs(graph, [default_plan(graph, space, network="small")], EFFORT)[0]
+        worker.time_programs(graph, [framework_plan(graph, space, network="small")], EFFORT)[0]
         for graph in (small(), small(train=True))
     )
     assert both.median_us > 1.3 * forward.median_us
@@ -108,7 +108,7 @@ def test_a_backward_pass_takes_its_time(worker, space):
 
 def test_a_plan_that_does_not_build_is_rejected_and_others_timed(worker, space):
     graph = small()
-    good = default_plan(graph, space, network="small")
+    good = framework_plan(graph, space, network="small")
     bad = faulty_plan(good, "build_error")
     found = worker.time_programs(graph, [good, bad, good], EFFORT)
     assert found[1].stage == "build"
@@ -117,14 +117,14 @@ def test_a_plan_that_does_not_build_is_rejected_and_others_timed(worker, space):
 
 def test_of_plans_for_which_there_is_no_time_the_first_is_timed(worker, space):
     graph = small()
-    plan = default_plan(graph, space, network="small")
+    plan = framework_plan(graph, space, network="small")
     found = worker.time_programs(graph, [plan, plan], dataclasses.replace(EFFORT, until=0.0))
     assert found[0].samples == 1
     assert found[1] == Rejected("timeout", "there was no time left for it")
 
 
 def test_a_plan_for_another_graph_is_raised(worker, space):
-    plan = default_plan(small(), space, network="small")
+    plan = framework_plan(small(), space, network="small")
     problem = dataclasses.replace(plan.problem, graph="0" * 64)
     plan = dataclasses.replace(plan, problem=problem)
     with pytest.raises(InvalidPlan, match="for other layers"):

@@ -26,7 +26,7 @@ from plantune.kernels.family import Candidate
 from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.exports import export_plans
 from plantune.plans.database.plan_database import PlanDatabase
-from plantune.plans.guess import COMPILED, default_plan, guessed_plan, hand_plan
+from plantune.plans.guess import COMPILED, framework_plan, guessed_plan, hand_plan
 from plantune.plans.plan import Plan
 from plantune.plans.problem import Problem
 from plantune.plans.step_times import StepTimes
@@ -164,13 +164,13 @@ def write(folder: Path) -> None:
             index[name] = {"id": id, "plan": plan.digest, "graph": graph.digest}
             (folder / f"{name.replace(' ', '_')}.json").write_text(plan.dumps() + "\n", "utf-8")
         graph, problem = ENTRIES["inference"].sought
-        partial = default_plan(graph, load_search_space("cpu"), network=problem.network)
+        partial = framework_plan(graph, load_search_space("cpu"), network=problem.network)
         database.put_plan(partial, CPU, partial=True)
         for name in ("inference", "training under autocast", "tf32"):
             for trial in trials_of(ENTRIES[name]):
                 database.put_trial(*trial[:2], ENTRIES[name].environment, trial[2])
         graph, problem = ENTRIES["a GPU"].sought
-        for name, make in (("a_guess", guessed_plan), ("the_frameworks", default_plan)):
+        for name, make in (("a_guess", guessed_plan), ("the_frameworks", framework_plan)):
             unsearched = make(graph, load_search_space("sm90"), network=problem.network)
             (folder / f"{name}.json").write_text(unsearched.dumps() + "\n", "utf-8")
         for arch in ("cpu", "sm80", "sm90"):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import plantune
 from plantune import UnplannedCall, optimize
 from plantune.errors import InputMismatch
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.space.search_space import load_search_space
 
 
@@ -51,7 +51,7 @@ def gate():
 def planned(module, *args, mode="infer", **kwargs):
     """From the default plan, as a program."""
     graph = optimize(module, *args, mode=mode, **kwargs).pool().graph
-    plan = default_plan(graph, load_search_space("cpu"), network="called")
+    plan = framework_plan(graph, load_search_space("cpu"), network="called")
     return optimize(module, *args, mode=mode, plan=plan, **kwargs)
 
 

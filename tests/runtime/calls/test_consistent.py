@@ -10,7 +10,7 @@ from torch import nn
 
 from plantune import optimize
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import default_plan, framework_plans
+from plantune.plans.guess import framework_plan, framework_plans
 from plantune.runtime.calls import consistent
 from plantune.runtime.calls.consistent import InconsistentPlans, transferred
 from plantune.space.search_space import load_search_space
@@ -69,7 +69,7 @@ def test_the_backward_pass_is_that_of_the_own_plan(policy, frames):
     large, small = (
         optimize(policy, frames[:batch], mode="train").pool().graph for batch in (16, 4)
     )
-    leader = default_plan(large, space, network="leader")
+    leader = framework_plan(large, space, network="leader")
     own = framework_plans(small, space, network="own")[1]
     made = transferred(leader, check_plan(own, small, space)).plan
     forward = {node.name for node in small.nodes[: small.backward_from]}

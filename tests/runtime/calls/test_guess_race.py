@@ -15,7 +15,7 @@ from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.plans import guess as default_plans
 from plantune.plans.database.proofs import is_known_slower
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.plans.plan import EAGER
 from plantune.runtime.calls import choose, guess_race
 from plantune.space.search_space import load_search_space
@@ -29,7 +29,7 @@ def module() -> nn.Module:
 
 
 def plan_of(graph):
-    return default_plan(graph, load_search_space("cpu"), network="guess")
+    return framework_plan(graph, load_search_space("cpu"), network="guess")
 
 
 def test_only_a_part_of_the_frameworks_in_a_pass_makes_a_guess_unsure() -> None:

@@ -15,7 +15,7 @@ from plantune.devices.machine import cpu_environment
 from plantune.errors import InputMismatch
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.proofs import remember_proof
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.plans.plan import PROGRAM
 from plantune.runtime.calls.call_table import FEW_CALLS
 from plantune.runtime.calls.inputs import MOST_CALLS, OFTEN
@@ -39,7 +39,7 @@ def store(module):
         with PlanDatabase.open() as database:
             for x in calls:
                 graph = optimize(module, x, mode=mode).pool().graph
-                plan = default_plan(graph, load_search_space("cpu"), network="stored")
+                plan = framework_plan(graph, load_search_space("cpu"), network="stored")
                 database.put_plan(replace(plan, origin="measured"), cpu_environment())
                 remember_proof(plan, cpu_environment())
 

@@ -27,7 +27,7 @@ from plantune.plans import raced_routes
 from plantune.plans.database.exports import export_plans
 from plantune.plans.database.plan_database import PlanDatabase
 from plantune.plans.database.proofs import remember_proof
-from plantune.plans.guess import COMPILED, default_plan, hand_plan
+from plantune.plans.guess import COMPILED, framework_plan, hand_plan
 from plantune.runtime.calls import choose
 from plantune.runtime.calls.choose import NoStoredPlan
 from plantune.space.search_space import load_search_space
@@ -300,7 +300,7 @@ class TestAnyModule:
         store()
         module, x = SEResNet9Fixup(3).eval(), torch.randn(1, 3, 64, 64)
         graph = optimize(module, x).pool().graph
-        given = default_plan(graph, load_search_space("cpu"), network="given")
+        given = framework_plan(graph, load_search_space("cpu"), network="given")
         assert optimize(module, x, plan=given).plan == given
 
 

@@ -18,7 +18,7 @@ from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.runtime.captured import captured_program as captured
 from plantune.runtime.captured import current_gpu, program_pool, recorder
 from plantune.runtime.captured.captured_program import CapturedProgram
@@ -130,7 +130,7 @@ def program_of(module, train=False, frozen=False):
     if train:
         graph = differentiate(graph, [name for name, _ in module.named_parameters()])
     space = load_search_space("cpu")
-    plan = default_plan(graph, space, network="normed")
+    plan = framework_plan(graph, space, network="normed")
     program = CapturedProgram(check_plan(plan, graph, space), CPU, frozen=frozen)
     program.refresh(state_of(module))
     return program

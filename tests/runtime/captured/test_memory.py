@@ -12,7 +12,7 @@ from plantune.base.canonical import Attrs
 from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.runtime.captured.captured_program import program_on
 from plantune.runtime.program.program import Program
 from plantune.space.search_space import load_search_space
@@ -62,7 +62,7 @@ class TestInputs:
         graph = extract(module.eval(), TensorType((0, *SHAPE[1:])))
         space = load_search_space("cpu")
         program = program_on(
-            CPU, check_plan(default_plan(graph, space, network="none"), graph, space)
+            CPU, check_plan(framework_plan(graph, space, network="none"), graph, space)
         )
         assert type(program) is Program
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from plantune import TunedModule, UnplannedCall, optimize
 from plantune.devices.machine import arch_of
 from plantune.models.se_resnet9 import SEResNet9Fixup
-from plantune.plans.guess import default_plan, hand_plan
+from plantune.plans.guess import framework_plan, hand_plan
 from plantune.runtime.calls.choose import PredictedPlan
 from plantune.space.search_space import load_search_space
 
@@ -47,7 +47,7 @@ def _tuned(
         warnings.simplefilter("ignore", PredictedPlan)
         model.pool()
     space = load_search_space(arch_of(torch.device("cuda")))
-    made = {"framework": default_plan, "hand": hand_plan}[plan]
+    made = {"framework": framework_plan, "hand": hand_plan}[plan]
     picked = made(model.pool().graph, space, network=plan)
     return optimize(module, x, mode=mode, plan=picked)
 

@@ -14,7 +14,7 @@ from plantune.devices.machine import arch_of
 from plantune.errors import WrongResult
 from plantune.kernels import torch_ops
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.runtime.calls.choose import PredictedPlan
 from plantune.runtime.proof import cases, recheck
 from plantune.space.search_space import load_search_space
@@ -50,7 +50,7 @@ def test_training_under_wide_norms(
         warnings.simplefilter("ignore", PredictedPlan)
         graph = optimize(net, x, mode="train").pool().graph
     space = load_search_space(arch_of(x.device))
-    plan = default_plan(graph, space, network="wide norms")
+    plan = framework_plan(graph, space, network="wide norms")
     recheck.recheck(check_plan(plan, graph, space), net)
     assert seen == {width}
 

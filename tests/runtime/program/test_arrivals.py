@@ -11,7 +11,7 @@ from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import default_plan, hand_plan
+from plantune.plans.guess import framework_plan, hand_plan
 from plantune.runtime.program.arrivals import arrival_places
 from plantune.runtime.program.branches import Branch, branches_of
 from plantune.runtime.program.memory_plan import passes
@@ -28,7 +28,7 @@ def test_what_is_told_stays_as_it_is(randomise):
     torch.manual_seed(0)
     module = randomise(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)))
     graph, space = graph_of(module, 2, 3, 8, 8), load_search_space("cpu")
-    program = Program(check_plan(default_plan(graph, space, network="small"), graph, space))
+    program = Program(check_plan(framework_plan(graph, space, network="small"), graph, space))
     program.refresh(module.state_dict())
     program.forward(torch.randn(2, 3, 8, 8))
     (seed, type_), *_ = graph.output_gradients

@@ -8,7 +8,7 @@ from plantune.graph.builder import GraphBuilder
 from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.types import TensorType
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.runtime.program import branches as module
 from plantune.runtime.program.branches import REACH, Branch, branches_of
 from plantune.runtime.program.memory_plan import Lifetime, liveness, passes
@@ -29,7 +29,7 @@ def scheduled(space):
         graph = builder.build(outputs)
         if differentiated:
             graph = differentiate(graph, ["x", *(name for name, _ in graph.parameters)])
-        plan = default_plan(graph, space, network="test")
+        plan = framework_plan(graph, space, network="test")
         return make_schedule(check_plan(plan, graph, space))
 
     return make

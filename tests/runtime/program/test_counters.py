@@ -10,7 +10,7 @@ from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.runtime.program.program import Program
 from plantune.runtime.program.skipped_steps import without_counters
 from plantune.space.search_space import load_search_space
@@ -39,7 +39,7 @@ def made():
     graph = extract(module, TensorType((4, 3, 5, 5)))
     wanted = [name for name, _ in module.named_parameters()]
     graph = differentiate(graph, wanted)
-    return module, graph, default_plan(graph, CPU, network="counting")
+    return module, graph, framework_plan(graph, CPU, network="counting")
 
 
 def test_those_that_a_pass_only_adds_to_are_no_steps(made):
@@ -68,5 +68,5 @@ def test_both_together_count_as_the_module(made):
 
 def test_without_counters_nothing_changes():
     graph = extract(nn.Conv2d(3, 4, 3), TensorType((4, 3, 5, 5)))
-    plan = default_plan(graph, CPU, network="conv")
+    plan = framework_plan(graph, CPU, network="conv")
     assert without_counters(graph, plan)[:2] == (graph, plan)

@@ -9,7 +9,7 @@ from plantune.graph.ops.overload import OverloadOp
 from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.runtime.program.program import Program
 
 
@@ -39,7 +39,7 @@ def test_what_never_changes_is_made_once(space, monkeypatch):
         return plain(op, inputs, attrs, loose)
 
     monkeypatch.setattr(OverloadOp, "evaluate_loosely", spy)
-    program = Program(check_plan(default_plan(graph, space, network="masked"), graph, space))
+    program = Program(check_plan(framework_plan(graph, space, network="masked"), graph, space))
     program.refresh(module.state_dict())
     assert fixed & set(ran)
     for _ in range(2):
@@ -66,7 +66,7 @@ class Parts(nn.Module):
 def test_results_without_an_input_are_there_in_each_pass(space):
     module, x = Parts(), torch.randn(2)
     graph = extract(module, TensorType((2,)))
-    program = Program(check_plan(default_plan(graph, space, network="parts"), graph, space))
+    program = Program(check_plan(framework_plan(graph, space, network="parts"), graph, space))
     program.refresh(module.state_dict())
     for _ in range(3):
         outputs = program.forward(x)

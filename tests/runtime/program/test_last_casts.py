@@ -12,7 +12,7 @@ from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.tracing.arguments import Arguments
 from plantune.graph.tracing.extract import extract_with_outputs
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.runtime.program.skipped_steps import without_last_casts
 from plantune.space.search_space import load_search_space
 
@@ -24,7 +24,7 @@ def made(module, wanted, *, casts=True):
     call = Arguments.of(module, (torch.randn(4, 3, 8, 8),), {})
     call = replace(call, autocast=("cpu", torch.bfloat16) if casts else None)
     graph = differentiate(extract_with_outputs(module, call, fold=False)[0], wanted)
-    return graph, default_plan(graph, CPU, network="small")
+    return graph, framework_plan(graph, CPU, network="small")
 
 
 @pytest.fixture

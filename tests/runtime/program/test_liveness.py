@@ -15,7 +15,7 @@ from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.plans.plan import Choice
 from plantune.runtime.program import memory_plan as module
 from plantune.runtime.program.memory_plan import Lifetime, _Uses, liveness, plan_memory
@@ -36,7 +36,7 @@ def lives(space):
     """The liveness of a graph with its default plan, or with changed candidates by node."""
 
     def make(graph, **changed: Candidate):
-        plan = default_plan(graph, space, network="test")
+        plan = framework_plan(graph, space, network="test")
         choices = [Choice(c.nodes, changed.get(c.nodes[0], c.candidate)) for c in plan.choices]
         plan = replace(plan, choices=tuple(choices))
         return liveness(make_schedule(check_plan(plan, graph, space)))
@@ -130,7 +130,7 @@ def test_a_workspace_lives_during_its_launch(space):
         return b.emit("relu", z)
 
     graph = made_by(emit)
-    plan = default_plan(graph, space, network="test")
+    plan = framework_plan(graph, space, network="test")
     framework = plan.choices[0].candidate
     choices = (
         Choice(("relu",), framework),
@@ -173,7 +173,7 @@ def test_a_backward_pass_takes_the_memory_that_it_leaves(space):
         return (x,)
 
     graph = differentiate(made_by(emit))
-    plan = default_plan(graph, space, network="test")
+    plan = framework_plan(graph, space, network="test")
     live = liveness(make_schedule(check_plan(plan, graph, space)))
     kept = sum(aligned(b.size_bytes) for b in live.buffers if b.name in live.spent)
     assert len(live.spent) == 8
@@ -188,7 +188,7 @@ def test_gradients_of_outputs_have_a_place_from_the_backward_pass_on(space):
         return b.emit("relu", b.emit("sigmoid", x)[0])
 
     graph = differentiate(made_by(emit))
-    plan = default_plan(graph, space, network="test")
+    plan = framework_plan(graph, space, network="test")
     schedule = make_schedule(check_plan(plan, graph, space))
     ((seed, _),) = graph.output_gradients
     plain, live = liveness(schedule), liveness(schedule, seeds=True)

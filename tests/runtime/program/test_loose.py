@@ -15,7 +15,7 @@ from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.weights.pitch import pitch_of
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import Preference, compose, default_plan, hand_plan
+from plantune.plans.guess import Preference, compose, framework_plan, hand_plan
 from plantune.runtime.program.program import Program
 from plantune.runtime.program.schedule import make_schedule
 from plantune.space.search_space import load_search_space
@@ -100,7 +100,7 @@ def loose_of(graph, plan, space) -> dict[str, str]:
 def test_any_plan_is_right_where_memory_is_spoiled(name, mode, poisoned, random_plan, space):
     module, graph = graph_of(name, mode)
     plans = [random_plan(graph, random.Random(seed)) for seed in range(3)]
-    for plan in (default_plan(graph, space, network=name), *plans):
+    for plan in (framework_plan(graph, space, network=name), *plans):
         program = poisoned(graph, plan, space)
         program.refresh(dict(module.named_parameters()))
         for _ in range(2):
@@ -134,7 +134,7 @@ def test_attention_copies_none_of_its_parts(space):
 
 def test_only_the_half_that_a_convolution_reads_is_copied(space):
     _, graph = graph_of("shuffle", "infer")
-    plan = default_plan(graph, space, network="shuffle")
+    plan = framework_plan(graph, space, network="shuffle")
     launches = make_schedule(check_plan(plan, graph, space)).launches
     chunk = next(launch for launch in launches if launch.step.ops == ("aten.chunk.default",))
     assert chunk.loose == {"aten.chunk.default"}
@@ -143,7 +143,7 @@ def test_only_the_half_that_a_convolution_reads_is_copied(space):
 
 def test_outputs_may_be_views_of_which_callers_get_copies(space):
     _, graph = graph_of("slices", "infer")
-    plan = default_plan(graph, space, network="slices")
+    plan = framework_plan(graph, space, network="slices")
     assert "aten.select.int" in loose_of(graph, plan, space)
     program = Program(check_plan(plan, graph, space))
     program.refresh({})
@@ -208,7 +208,7 @@ class Turned(nn.Module):
 def test_what_buffers_and_gradients_become_is_dense(space):
     module = Turned()
     graph = differentiate(extract(module, TensorType((3, 4)), fold=False), ["x"])
-    plan = default_plan(graph, space, network="turned")
+    plan = framework_plan(graph, space, network="turned")
     schedule = make_schedule(check_plan(plan, graph, space))
     loose = {name for launch in schedule.launches for name in launch.loose}
     assert loose.isdisjoint(value for _, value in (*graph.updates, *graph.gradients))
@@ -218,7 +218,7 @@ def test_what_buffers_and_gradients_become_is_dense(space):
 def test_in_training_no_view_of_an_input_stays(space, mode, views):
     """The caller may overwrite the input between the passes."""
     _, graph = graph_of("inputs", mode)
-    plan = default_plan(graph, space, network="inputs")
+    plan = framework_plan(graph, space, network="inputs")
     assert ("aten.slice.Tensor" in loose_of(graph, plan, space)) == views
 
 

@@ -11,7 +11,7 @@ from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.models.se_resnet9 import se_resnet9_fixup
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.runtime.program import memory_plan as module
 from plantune.runtime.program.memory_plan import Lifetime, liveness, plan_memory
 from plantune.runtime.program.schedule import make_schedule
@@ -128,7 +128,7 @@ def test_real_networks_need_little_more_than_their_peak(case_of, space):
 
 def test_se_resnet9_reuses_memory(space):
     graph = extract(se_resnet9_fixup().eval(), TensorType((2, 3, 64, 64)))
-    plan = default_plan(graph, space, network="se_resnet9_fixup")
+    plan = framework_plan(graph, space, network="se_resnet9_fixup")
     buffers = liveness(make_schedule(check_plan(plan, graph, space))).buffers
     size = plan_memory(buffers).size_bytes
     assert size == peak_bytes(buffers)

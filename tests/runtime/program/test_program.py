@@ -18,7 +18,7 @@ from plantune.graph.types import TensorType
 from plantune.kernels.registry import family_named
 from plantune.models.se_resnet9 import se_resnet9_fixup
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import Preference, compose, default_plan
+from plantune.plans.guess import Preference, compose, framework_plan
 from plantune.runtime.program.program import Program
 
 BATCH = TensorType((2, 3, 64, 64))
@@ -47,7 +47,7 @@ def trained(network):
 @pytest.fixture
 def program_of(space):
     def make(graph, plan=None, module=None):
-        plan = plan or default_plan(graph, space, network="test")
+        plan = plan or framework_plan(graph, space, network="test")
         program = Program(check_plan(plan, graph, space))
         if module is not None:
             program.refresh(state_of(module))
@@ -73,7 +73,7 @@ def test_se_resnet9_forward_and_all_gradients(
     network, trained, space, program_of, random_plan, plan
 ):
     plans = {
-        "default": lambda: default_plan(trained, space, network="test"),
+        "default": lambda: framework_plan(trained, space, network="test"),
         "fused": lambda: compose(
             trained, space, network="test", fusions=all_fusions(), preferences=WRITING
         ),
@@ -234,7 +234,7 @@ def test_weights_may_lie_channels_last(space, program_of):
 def test_a_plan_that_does_not_fit_is_refused(network, trained, space):
     forward = extract(network, BATCH)
     with pytest.raises(InvalidPlan, match="for other layers"):
-        Program(check_plan(default_plan(forward, space, network="test"), trained, space))
+        Program(check_plan(framework_plan(forward, space, network="test"), trained, space))
 
 
 def allocations(call) -> list[int]:
@@ -366,7 +366,7 @@ def test_a_buffer_that_becomes_what_another_was_does_not_get_what_that_becomes(s
     wanted = copy.deepcopy(module)
     graph = extract(module, TensorType((4, 3)))
     assert ("before", "now") in graph.updates
-    program = Program(check_plan(default_plan(graph, space, network="x"), graph, space))
+    program = Program(check_plan(framework_plan(graph, space, network="x"), graph, space))
     program.refresh(dict(module.named_buffers()))
     for _ in range(2):
         x = torch.randn(4, 3)

@@ -10,7 +10,7 @@ from plantune.graph.passes.differentiate import differentiate
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.runtime.program.schedule import Conversion, make_schedule
 
 GEOMETRY = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
@@ -22,7 +22,7 @@ def scheduled(space):
     """The schedule of the default plan with changed candidates by node."""
 
     def make(graph, **changed):
-        plan = default_plan(graph, space, network="test")
+        plan = framework_plan(graph, space, network="test")
         choices = (replace(c, candidate=changed.get(c.nodes[0], c.candidate)) for c in plan.choices)
         plan = replace(plan, choices=tuple(choices))
         return make_schedule(check_plan(plan, graph, space))

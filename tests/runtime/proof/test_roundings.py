@@ -12,7 +12,7 @@ from plantune import optimize
 from plantune.errors import WrongResult
 from plantune.kernels import torch_ops
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import CHANNELS_LAST, compose, default_plan, hand_plan
+from plantune.plans.guess import CHANNELS_LAST, compose, framework_plan, hand_plan
 from plantune.runtime.proof import recheck as recheck_module
 from plantune.runtime.proof import roundings
 from plantune.runtime.proof.cases import rounded
@@ -74,7 +74,7 @@ def test_where_the_first_bound_holds_nothing_else_is_computed(monkeypatch):
     monkeypatch.setattr(recheck_module, "other_roundings", lambda *given: pytest.fail("asked"))
     layer, x = nn.Linear(3, 4), torch.randn(8, 3)
     graph = graph_of(layer, x)
-    recheck(check_plan(default_plan(graph, SPACE, network="layer"), graph, SPACE), layer)
+    recheck(check_plan(framework_plan(graph, SPACE, network="layer"), graph, SPACE), layer)
 
 
 @pytest.mark.parametrize("plan", ["nchw", "nhwc"])
@@ -108,7 +108,7 @@ def test_a_graph_that_is_not_the_networks_excuses_nothing():
             return self.norm(x) * self.by
 
     graph = graph_of(Scaled(1.001).train(), torch.randn(8, 8, 4, 4))
-    plan = default_plan(graph, SPACE, network="other")
+    plan = framework_plan(graph, SPACE, network="other")
     with pytest.raises(WrongResult, match=r"output 0 is off by 0\.001"):
         recheck(check_plan(plan, graph, SPACE), Scaled(1.0).train())
 
@@ -122,7 +122,7 @@ def test_a_result_that_is_far_off_is_refused_after_few_others(monkeypatch):
     layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU()).eval()
     graph = graph_of(layers, torch.randn(8, 3), mode="infer")
     with pytest.raises(WrongResult):
-        recheck(check_plan(default_plan(graph, SPACE, network="layers"), graph, SPACE), layers)
+        recheck(check_plan(framework_plan(graph, SPACE, network="layers"), graph, SPACE), layers)
     both = 2  # the output by norm, and its worst element
     assert len(seen) == both * recheck_module.DRAWS * recheck_module.SOME
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from plantune import TunedModule, UnplannedCall, optimize
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.space.search_space import load_search_space
 
 
@@ -49,7 +49,7 @@ class Net(nn.Module):
 def of(module: nn.Module, x: Tensor, **how: Any) -> TunedModule:
     """One whose plan is known, so that it runs from it."""
     graph = optimize(module, x).pool().graph
-    plan = default_plan(graph, load_search_space("cpu"), network="net")
+    plan = framework_plan(graph, load_search_space("cpu"), network="net")
     return optimize(module, x, plan=plan, **how)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from plantune import optimize
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.space.search_space import load_search_space
 
 
@@ -26,7 +26,7 @@ def x():
 @pytest.fixture
 def actor(module, x):
     graph = optimize(module, x).pool().graph
-    plan = default_plan(graph, load_search_space("cpu"), network="actor")
+    plan = framework_plan(graph, load_search_space("cpu"), network="actor")
     return optimize(module, x, plan=plan, share=True)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from plantune.base.outcome import Measured, Rejected
 from plantune.measure.timing import Timing
-from plantune.plans.guess import COMPILED, default_plan, hand_plan
+from plantune.plans.guess import COMPILED, framework_plan, hand_plan
 from plantune.plans.planner.candidates import step_candidates
 from plantune.search.contenders.comparison import evened, fastest, is_tie
 from plantune.search.contenders.kept_times import is_deterministic
@@ -20,7 +20,7 @@ GOOD = Measured(10.0, 9.0, 11.0, 9, 0.0, 1.0, True)
 
 @pytest.fixture
 def plan(graph, space):
-    return default_plan(graph, space, network="small")
+    return framework_plan(graph, space, network="small")
 
 
 @pytest.fixture

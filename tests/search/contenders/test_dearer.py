@@ -15,7 +15,7 @@ from plantune.graph.types import TensorType
 from plantune.measure.racing.race import Race
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.plans.database.plan_database import PlanDatabase
-from plantune.plans.guess import default_plan, hand_plan
+from plantune.plans.guess import framework_plan, hand_plan
 from plantune.plans.planner.candidates import candidates_of
 from plantune.plans.problem import Problem
 from plantune.search.budget import Budget
@@ -148,7 +148,7 @@ def test_an_estimate_does_not_displace_what_was_measured(net, space, steps):
 
 
 def test_what_nothing_else_covers_is_estimated(net, space, steps):
-    learn(steps, default_plan(net, space, network="net"), net, space)
+    learn(steps, framework_plan(net, space, network="net"), net, space)
     known = steps.costs.outcomes
     for key in [key for key in known if key[1].family == "framework"][:1]:
         del known[key]
@@ -158,21 +158,21 @@ def test_what_nothing_else_covers_is_estimated(net, space, steps):
 
 
 def test_a_plan_whose_measured_steps_take_longer_is_left_out(net, space, steps):
-    plain, by_hand = default_plan(net, space, network="net"), onednn(net, space)
+    plain, by_hand = framework_plan(net, space, network="net"), onednn(net, space)
     learn(steps, plain, net, space)
     learn(steps, by_hand, net, space)
     assert without_dearer([plain, by_hand], net, space, steps) == [by_hand]
 
 
 def test_of_what_was_not_measured_nobody_knows(net, space, steps):
-    plain, by_hand = default_plan(net, space, network="net"), onednn(net, space)
+    plain, by_hand = framework_plan(net, space, network="net"), onednn(net, space)
     learn(steps, by_hand, net, space)
     assert without_dearer([plain, by_hand], net, space, steps) == [plain, by_hand]
 
 
 def test_what_is_common_to_both_does_not_hide_the_difference(net, space, steps):
     """One convolution in three steps, all else as in the best cover: 1.14 of the whole."""
-    plain, by_hand = default_plan(net, space, network="net"), onednn(net, space)
+    plain, by_hand = framework_plan(net, space, network="net"), onednn(net, space)
     learn(steps, plain, net, space)
     learn(steps, by_hand, net, space)
     apart = [choice for choice in plain.choices if choice.nodes[0] in ("a/conv2d", "relu")]
@@ -193,5 +193,5 @@ def test_a_plan_with_a_kernel_that_was_found_wrong_is_left_out(net, space, store
     steps, by_hand = StepSearch(net, space, Wrong(), store), onednn(net, space)
     assert "gemm" in {choice.candidate.family for choice in by_hand.choices}
     learn(steps, by_hand, net, space)
-    learn(steps, default_plan(net, space, network="net"), net, space)
+    learn(steps, framework_plan(net, space, network="net"), net, space)
     assert without_dearer([by_hand], net, space, steps) == []

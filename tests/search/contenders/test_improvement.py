@@ -12,7 +12,7 @@ from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.measure.timing import Timing
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.plans.planner.candidates import StepCandidate, step_candidates
 from plantune.search.contenders.improvement import branched, improved, swaps
 from plantune.search.policy import NEAR
@@ -25,7 +25,7 @@ def measured(us):
 
 @pytest.fixture
 def plan(graph, space):
-    return default_plan(graph, space, network="small")
+    return framework_plan(graph, space, network="small")
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ class TestBranches:
     @pytest.fixture
     def forking(self, gpu):
         graph = extract(Beside(), TensorType((2, 4, 8, 8), "float16"))
-        return default_plan(graph, gpu, network="small"), graph
+        return framework_plan(graph, gpu, network="small"), graph
 
     def time(self, with_branches):
         return lambda plans: [timing(with_branches if p.branches else 100.0) for p in plans]
@@ -144,6 +144,6 @@ class TestBranches:
 
     def test_what_has_none_is_not_timed(self, gpu, plan, graph, space):
         half = extract(nn.ReLU(), TensorType((2, 4, 8, 8), "float16"))
-        line = default_plan(half, gpu, network="relu")
+        line = framework_plan(half, gpu, network="relu")
         assert branched(line, half, gpu, None) is line
         assert branched(plan, graph, space, None) is plan  # the CPU runs one step after another

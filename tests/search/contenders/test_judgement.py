@@ -8,7 +8,7 @@ from plantune.measure.racing.built_routes import PLANTUNE
 from plantune.measure.racing.race import Race
 from plantune.measure.timing import Timing
 from plantune.plans import raced_routes
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.plans.standing import CAPTURED, Standing, loss_text
 from plantune.search.contenders.judgement import judged, pairs_of, repeated, undecided
 
@@ -28,7 +28,7 @@ def race(**us):
 
 @pytest.fixture
 def plan(graph, space):
-    return default_plan(graph, space, network="small")
+    return framework_plan(graph, space, network="small")
 
 
 def decided(plan, plain=None, **us):
@@ -88,13 +88,13 @@ class TestCaptured:
     """A captured graph of the framework's kernels is a plan of these kernels."""
 
     def test_it_takes_the_place_of_a_plan_that_lost_to_it(self, plan, graph, space):
-        plain = default_plan(graph, space, network="plain")
+        plain = framework_plan(graph, space, network="plain")
         pairs = pairs_of(race(plantune=100, cuda_graph=90, eager=300))
         found = judged(plan, pairs, plain)
         assert (found.problem.network, found.route) == ("plain", "program")
 
     def test_a_plan_that_won_stays(self, plan, graph, space):
-        plain = default_plan(graph, space, network="plain")
+        plain = framework_plan(graph, space, network="plain")
         found = judged(plan, pairs_of(race(plantune=80, cuda_graph=90, eager=300)), plain)
         assert (found.problem.network, found.route) == ("small", "program")
 
@@ -155,7 +155,7 @@ class TestStanding:
 
     def test_a_captured_graph_keeps_the_race_that_it_won(self, plan, graph, space):
         """It was kept without evidence, as if nothing had been raced."""
-        plain = default_plan(graph, space, network="plain")
+        plain = framework_plan(graph, space, network="plain")
         us = {"plantune": 100, "cuda_graph": 90, "eager": 300, "torchscript_traced": 270}
         found = judged(plan, pairs_of(race(**us)), plain)
         assert found.evidence["median_ms"] == pytest.approx(0.09, rel=0.01)
@@ -170,7 +170,7 @@ class TestStanding:
         )
 
     def test_a_captured_graph_loses_to_torch_compile_by_its_own_time(self, plan, graph, space):
-        plain = default_plan(graph, space, network="plain")
+        plain = framework_plan(graph, space, network="plain")
         us = {"plantune": 200, "cuda_graph": 100, "eager": 300, "compile_default": 50}
         found = judged(plan, pairs_of(race(**us)), plain)
         assert found.evidence[raced_routes.LOSS] == pytest.approx(2.0, rel=0.01)

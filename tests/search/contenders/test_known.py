@@ -16,7 +16,7 @@ from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.plan_database import PlanDatabase
-from plantune.plans.guess import Preference, compose, default_plan
+from plantune.plans.guess import Preference, compose, framework_plan
 from plantune.plans.plan import Choice
 from plantune.plans.problem import Problem
 from plantune.runtime.program.program import Program
@@ -112,7 +112,7 @@ class TestFitted:
         assert families(made).count("onednn_conv") == families(plan).count("onednn_conv") - 1
 
     def test_a_plan_of_the_framework_alone_says_nothing(self, module, space):
-        plan = default_plan(graph_of(module, 2), space, network="small")
+        plan = framework_plan(graph_of(module, 2), space, network="small")
         assert fitted(plan, graph_of(module, 8), space) is None
 
     def test_another_network_and_another_arch_do_not_fit(self, module, found, space):

@@ -9,7 +9,7 @@ import pytest
 
 from plantune.errors import BuildError, OutOfTime
 from plantune.measure.timing import Timing
-from plantune.plans.guess import default_plan, hand_plan
+from plantune.plans.guess import framework_plan, hand_plan
 from plantune.plans.problem import Problem
 from plantune.search.budget import Budget
 from plantune.search.builds import Builds
@@ -55,7 +55,7 @@ def plan(graph, space):
 
 @pytest.fixture
 def plain(graph, space):
-    return default_plan(graph, space, network="small")
+    return framework_plan(graph, space, network="small")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from plantune.plans.database.plan_database import PlanDatabase
-from plantune.plans.guess import COMPILED, default_plan, hand_plan
+from plantune.plans.guess import COMPILED, framework_plan, hand_plan
 from plantune.search import sought
 from plantune.search.contenders import known
 from plantune.search.results import SearchOptions
@@ -50,7 +50,7 @@ def uncommon(by_hand):
     def plan(problem):
         made, space = by_hand(problem), Sought(problem.graph, problem.problem).space
         number = next(i for i, c in enumerate(made.choices) if family(c) == "onednn_conv")
-        plain = default_plan(problem.graph, space, network=problem.network)
+        plain = framework_plan(problem.graph, space, network=problem.network)
         alone = [c for c in plain.choices if c.nodes[0] in made.choices[number].nodes]
         assert len(made.choices[number].nodes) == len(alone)
         rest = (*made.choices[:number], *made.choices[number + 1 :])

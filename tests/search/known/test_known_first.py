@@ -12,7 +12,7 @@ from plantune.base.outcome import Rejected
 from plantune.errors import OutOfTime
 from plantune.plans.checked_plan import check_plan
 from plantune.plans.database.plan_database import PlanDatabase
-from plantune.plans.guess import default_plan, hand_plan
+from plantune.plans.guess import framework_plan, hand_plan
 from plantune.plans.planner.candidates import candidates_of
 from plantune.search import sought
 from plantune.search.builds import Builds
@@ -181,7 +181,7 @@ class TestWarmStart:
             return Contenders.of([*labelled(FRAMEWORK, [plain]), *known.having(GUESS)])
 
         monkeypatch.setattr(choice, "all_contenders", few)
-        plain = default_plan(PROBLEM.graph, SPACE, network=PROBLEM.network)
+        plain = framework_plan(PROBLEM.graph, SPACE, network=PROBLEM.network)
 
         def timed(graph, plans, effort, seed=0):
             died = len(plans) > 1 and Rejected("crash", "it died")

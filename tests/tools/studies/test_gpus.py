@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from plantune.measure.timing import Timing
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.plans.workload import Workload
 from plantune.space.search_space import load_search_space
 
@@ -31,7 +31,7 @@ class Worker:
 def test_a_make_that_is_slow_decides_nothing():
     tool = SimpleNamespace(**runpy.run_path(str(ROOT / "tools" / "studies" / "gpus.py")))
     workload = Workload("se_resnet9_fixup", 1, image_size=16)
-    plan = default_plan(workload.graph, load_search_space("cpu"), network=workload.network)
+    plan = framework_plan(workload.graph, load_search_space("cpu"), network=workload.network)
     other, worker = replace(plan, branches=True), Worker()
     runs = [tool.Found(1.0, {}, (plan, other)), tool.Found(1.0, {}, (other,))]
     (first, ours), (second, theirs) = tool.race(workload.graph, worker, runs)

@@ -30,7 +30,7 @@ from plantune.graph.tracing.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.registry import all_families
 from plantune.plans.checked_plan import check_plan
-from plantune.plans.guess import default_plan
+from plantune.plans.guess import framework_plan
 from plantune.runtime.proof.recheck import recheck
 from plantune.space.search_space import SearchSpace, load_search_space
 
@@ -82,7 +82,7 @@ def _proved(name: str, module: nn.Module, x: Tensor, mode: str) -> Row:
     graph = extract(module, type_of(x))
     graph = differentiate(graph) if mode == "train" else graph
     space = load_search_space(environment_of(x.device).arch)
-    recheck(check_plan(default_plan(graph, space, network=name), graph, space), module, x.device)
+    recheck(check_plan(framework_plan(graph, space, network=name), graph, space), module, x.device)
     return {"verdict": "right"}
 
 
@@ -90,7 +90,7 @@ def _compared(name: str, module: nn.Module, x: Tensor, mode: str) -> Row:
     plan = None
     if not x.is_cuda:  # there eager runs what has no plan
         graph = optimize(module, x, mode=mode).pool().graph
-        plan = default_plan(graph, load_search_space("cpu"), network=name)
+        plan = framework_plan(graph, load_search_space("cpu"), network=name)
     tuned = optimize(module, x, mode=mode, plan=plan, fallback="silent")
     with torch.set_grad_enabled(mode == "train"):
         tuned(x)  # the first call makes the program

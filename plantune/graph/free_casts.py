@@ -40,6 +40,20 @@ def is_free_at_end(node: Node, source: TensorType) -> bool:
     return is_free(node, source) or (is_cast(node, source) and source.dtype == "float32")
 
 
+def stores_wider(step: Step) -> bool:
+    """Whether a step of several nodes ends by storing in float32 what it has in 16 bits, which
+    readers could take as it is.
+    """
+    *before, last = step.nodes
+    narrow = ("float16", "bfloat16")
+    return (
+        bool(before)
+        and last.op == "cast"
+        and widens(last)
+        and step.types[last.inputs[0]].dtype in narrow
+    )
+
+
 def rounding_casts(step: Step) -> tuple[str, ...]:
     """The casts that round within a step: what nodes of it read."""
     read = {value for node in step.nodes for value in node.inputs}

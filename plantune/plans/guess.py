@@ -11,7 +11,7 @@ from plantune.base.canonical import Attrs, words
 from plantune.devices.cuda.flags import float32_precisions
 from plantune.errors import IllegalCandidate
 from plantune.graph import Graph, Step
-from plantune.graph.free_casts import widens
+from plantune.graph.free_casts import stores_wider
 from plantune.graph.fusions import Fusion, fusions_named
 from plantune.graph.partition import fused
 from plantune.kernels.conversions import conversion_cost
@@ -58,7 +58,6 @@ class Preference:
         return candidate.family in (self.family, *self.rivals) and fits and starts and large
 
 
-WIDE_BYTES = 4
 FEW = 1 << 22  # elements
 # A view costs nothing, so it is part of every plan; nchw is what callers bring.
 FALLBACK = (Preference("view"), Preference("framework", {"layout": "nchw"}))
@@ -186,22 +185,12 @@ class _Chooser:
 
     def pays(self, step: Step) -> bool:
         """Whether a group is worth a step of its own."""
-        if self._widens_for_others(step):
+        if stores_wider(step) and step.nodes[-1].name not in self._graph.results:
             return False
         found = self._preferred(step)
         if found is None or found.family != "framework" or step.phase == "refresh":
             return found is not None
         return is_one_call(step, self._space.arch.kind)
-
-    def _widens_for_others(self, step: Step) -> bool:
-        """Whether it ends by storing in float32 what it has in 16 bits, for readers that take these
-        as they are.
-        """
-        *before, last = step.nodes
-        if not before or last.op != "cast" or last.name in self._graph.results:
-            return False
-        narrow = step.types[last.inputs[0]].torch_dtype.itemsize < WIDE_BYTES
-        return narrow and widens(last)
 
     def choose(self, step: Step) -> Candidate:
         """Raises IllegalCandidate if nothing runs the step."""

@@ -15,6 +15,7 @@ import argparse
 import fcntl
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -250,6 +251,7 @@ def measured(
     if work != "step":
         exact = row.exact()
         found |= compared(calls, exact)
+    print(f"{work} {dialect}: built", file=sys.stderr, flush=True)
     if turns is not None:
         fcntl.flock(turns, fcntl.LOCK_EX)  # once nobody builds
     times = timed(calls)

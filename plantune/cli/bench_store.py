@@ -65,14 +65,14 @@ def _ran(plan: Plan, chosen: Chosen) -> bool:
 
 def _missing(chosen: Chosen, raced: Iterable[str]) -> list[str]:
     """The routes without a compiler, of which one runs the network if the plan loses, and all that
-    the plan met before, without those in this race.
+    the plan was raced against before, without those in this race.
     """
     from plantune.measure.racing.routes import framework_routes
 
     problem = chosen.workload.problem
     routes = framework_routes(problem.arch, problem.mode)
-    met = RacedRoutes.of(chosen.plan.evidence).names
-    needed = (name for name in routes if name in met or not name.startswith(COMPILED))
+    raced_before = RacedRoutes.of(chosen.plan.evidence).names
+    needed = (name for name in routes if name in raced_before or not name.startswith(COMPILED))
     return [name for name in needed if name not in set(raced)]
 
 

@@ -222,8 +222,8 @@ def _judged(step: Step, data: Values, random: torch.Generator, dtype: torch.dtyp
     exact = tuple(Exact(values[name]) for name in names)
     is_short = any(x.is_floating_point() and x.dtype.itemsize == 2 for x in data.values())
 
-    def errors(rival: Values) -> Errors:
-        return tuple(e.errors(rival[name]) for e, name in zip(exact, names, strict=True))
+    def errors(computed: Values) -> Errors:
+        return tuple(e.errors(computed[name]) for e, name in zip(exact, names, strict=True))
 
     def moved(random: torch.Generator) -> Values:
         wide = _widened(data, dtype)

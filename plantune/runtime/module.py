@@ -87,7 +87,7 @@ class TunedModule(StandsIn):
         return self.pool().plan
 
     def run_from(self, plan: Plan | None) -> TunedModule:
-        """Has the call that this module was made for run from that plan, if one is given."""
+        """Replaces the plan of the expected call, if one is given."""
         if plan is not None:
             arguments, options, device = self._arguments
             self._arguments = (arguments, replace(options, plan=plan), device)

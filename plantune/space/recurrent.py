@@ -38,8 +38,8 @@ LEAST_UNTIMED = {"on chip": Least(32, 64, 512), "16 bits": Least(16, 16, 256)}
 MOST_SAMPLES = 128
 
 
-def rival(layers: RecurrentLayers) -> str:
-    """Which of cuDNN's algorithms torch takes on these layers: of one LSTM layer in float16 the
+def cudnn_algorithm(layers: RecurrentLayers) -> str:
+    """Which of cuDNN's algorithms torch uses for these layers: of one LSTM layer in float16 the
     weights stay on the chip (use_persist_common_heuristics in torch's cudnn/RNN.cpp).
     """
     if layers.dtype == "float32":
@@ -59,7 +59,7 @@ def scans_on(arch: str) -> Scans:
             return False
         multiple, most = UNITS[layers.dtype]
         timed = layers.directions == 1 and layers.hidden <= UNITS_TIMED
-        least = (LEAST if timed else LEAST_UNTIMED).get(rival(layers))
+        least = (LEAST if timed else LEAST_UNTIMED).get(cudnn_algorithm(layers))
         if least is None or layers.hidden > most or layers.hidden % multiple:
             return False
         if layers.samples > MOST_SAMPLES:

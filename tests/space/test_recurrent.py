@@ -10,7 +10,7 @@ import pytest
 
 from plantune.graph.operators.scans import RecurrentLayers
 from plantune.kernels.recurrent.scan_division import Division, Sequence
-from plantune.space.recurrent import rival, scans_on
+from plantune.space.recurrent import cudnn_algorithm, scans_on
 from plantune.space.search_space import load_search_space
 
 ONE_STEP = {"gru_scan": 3, "lstm_scan": 4}
@@ -59,10 +59,10 @@ def test_other_layers_stay_torchs(arch: str, other: dict[str, object]) -> None:
 
 
 def test_what_cudnn_keeps_on_the_chip_is_another_rival() -> None:
-    assert rival(LAYER) == "on chip"
+    assert cudnn_algorithm(LAYER) == "on chip"
     others = ({"op": "gru_scan"}, {"dtype": "bfloat16"}, {"directions": 2}, {"samples": 20})
-    assert {rival(replace(LAYER, **other)) for other in others} == {"16 bits"}
-    assert rival(replace(LAYER, dtype="float32")) == "float32"
+    assert {cudnn_algorithm(replace(LAYER, **other)) for other in others} == {"16 bits"}
+    assert cudnn_algorithm(replace(LAYER, dtype="float32")) == "float32"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ Make = Callable[..., Run]
 
 @dataclass(frozen=True)
 class RouteSpec:
-    """One of the framework's routes: what it makes of a module, and in which layout of images.
+    """One of the framework's routes: how a module is prepared for it, and in which layout of
+    images.
 
     A `frozen` route need not notice that weights change after it was made; none is so in training.
     With `captured` whole calls are replayed from a graph, into whose memory images are copied. What

@@ -38,7 +38,7 @@ from plantune.space.search_space import SearchSpace
 
 log = logging.getLogger(__name__)
 
-# What a plan may raise that is none for this machine as it is now: other libraries, less memory.
+# Errors that mean a plan cannot run on this machine now: other libraries, less memory.
 CANNOT_RUN = (
     errors.InvalidPlan,
     errors.IllegalCandidate,

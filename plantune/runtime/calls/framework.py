@@ -1,4 +1,4 @@
-"""The framework's route of a call, and what is said of how calls run."""
+"""Runs calls by PyTorch, and keeps account of how calls ran."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Framework:
         self._warned: set[str] = set()
 
     def eagerly(self, reason: str, *args: Any, **kwargs: Any) -> Any:
-        """What the framework gives, with one warning for each reason."""
+        """Runs the module itself, with one warning for each reason."""
         if self.options.fallback == "error" and not self.disabled:
             said = "fallback='error' keeps the framework from running it"
             raise InputMismatch(f"{self.options.name}: {reason}; {said}")
@@ -110,7 +110,7 @@ class Framework:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """What a route of the framework's gives that takes the place of a program."""
+        """Runs a PyTorch route in place of the plan."""
         self.eager += 1
         if self.last is not call:
             self.note(call)

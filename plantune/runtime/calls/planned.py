@@ -27,7 +27,7 @@ from plantune.runtime.watched.torch_internals import asks_for_determinism
 
 # Of each parameter and input whether it gets a gradient; None in inference.
 Trained = tuple[bool, ...] | None
-# What stands in for a program, or is tried beside it.
+# What runs in place of a plan's program, or races with it.
 Substitute = FrameworkRoute | RouteRace | ShippedRace
 
 
@@ -81,7 +81,7 @@ class Planned:
         return winner is not None and winner.is_eager
 
     def run_substitute(self, began_s: float, *args: Any, **kwargs: Any) -> Any:
-        """What stands in for the program, as long as it does."""
+        """Calls the substitute of the program while there is one."""
         substitute = self.substitute
         if substitute is None:
             return self._of_program(*args, **kwargs)
@@ -137,7 +137,8 @@ class Planned:
         return LastCall(how, "the plan is from another machine and has not been faster here so far")
 
     def _substitute(self) -> Substitute | None:
-        """What runs in place of the plan's program, or beside it until one is known to be faster.
+        """What runs in place of the plan's program, or races with it until one is known to be
+        faster.
 
         On a GPU a plan serves all of its arch; CPUs differ more.
         """

@@ -1,5 +1,5 @@
-"""Finds the fastest route for a module without a plan, or with one of another machine, in its own
-first calls.
+"""Finds the fastest route for a module without a plan, or with a plan of another machine: its first
+calls take turns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plantune.runtime.calls.routes import ROUTE_FEATURES, FrameworkRoute, Stride
 from plantune.runtime.watched.live_state import OwnedTensors
 
 WORTH = 0.95
-# That are kept of a route.
+# Times kept of a route.
 MOST_TIMES = 1000
 HOPELESS = 1.5
 
@@ -95,7 +95,7 @@ class RouteRace:
 
     @property
     def name(self) -> str:
-        """Of the route that runs calls from now on, or of the one to beat."""
+        """The name of the route that runs calls from now on, or of the one to beat."""
         return self.eager.name if self.winner is None else self.winner.name
 
     @property

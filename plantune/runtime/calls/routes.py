@@ -1,4 +1,4 @@
-"""The framework's own routes to run a network: they take the place of a plan that lost to them."""
+"""PyTorch's own routes to run a network: one that was faster runs in place of the plan."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ StridesOf = Callable[[tuple[Any, ...], Mapping[str, Any]], Sequence[Strides] | N
 
 @dataclass(frozen=True)
 class RouteFeatures:
-    """What is made of the module to run it by one of the framework's routes."""
+    """How a module is prepared for one of PyTorch's routes."""
 
     channels_last: bool = False
     traced: bool = False
@@ -87,16 +87,16 @@ class FrameworkRoute:
 
     @property
     def is_made(self) -> bool:
-        """Whether what runs it is made of the tensors that there are; else its next call does."""
+        """Whether it is prepared for the module's present tensors; else the next call does that."""
         return self.is_eager or self._now() == self._made
 
     @property
     def winner(self) -> FrameworkRoute:
-        """As a race's, of which this one has won."""
+        """Itself, as if it had won a race."""
         return self
 
     def run(self, began_s: float, *args: Any, **kwargs: Any) -> Any:
-        """As a race's, of which this one has won."""
+        """As a race that this route has won."""
         return self(*args, **kwargs)
 
     def made(self) -> Callable[..., Any]:

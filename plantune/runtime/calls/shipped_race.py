@@ -35,7 +35,7 @@ UNTIMED = 2
 
 class ShippedRace:
     """Runs each call by the framework's route that a race finds, until the shipped plan can race
-    it; then in the faster one. `run_from` makes of a pool what runs calls.
+    it; then by the faster one. `run_from` makes a function that runs calls from a pool.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class ShippedRace:
 
     @property
     def name(self) -> str:
-        """Of the route that runs calls from now on, or of the one to beat."""
+        """The name of the route that runs calls from now on, or of the one to beat."""
         return PROGRAM if self.has_won else self.race.name
 
-    # Until it is over it hands on to no other: then what it has found takes its place.
+    # While it goes on there is none; then what it has found takes its place.
     winner = None
 
     @property

@@ -141,7 +141,7 @@ class Loan:
 
 
 class ProgramPool:
-    """Makes an instance if none is idle; most programs need one.
+    """Instances of one program; makes another one if none is idle, and most programs need one.
 
     What a caller's capture uses belongs to that capture, which may be replayed at any time: nobody
     else gets it, and it lives as long as the process.

@@ -57,7 +57,7 @@ class FlatLayout:
         }
 
     def parts(self, buffers: Buffers) -> dict[str, Tensor]:
-        """As `views`, of memory that nobody keeps as a whole: a change of one is none of others."""
+        """As `views`, but writing to one does not bump the versions of the others."""
         return {
             name: part_of(buffers[slot.dtype], slot.shape, slot.stride, slot.start)
             for name, slot in self.slots.items()

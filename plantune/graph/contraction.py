@@ -32,6 +32,13 @@ def contracted(step: Step) -> Step:
     return _Contraction(step).step() if _free_casts(step) else step
 
 
+def stores_as_made(step: Step, cast: Node) -> bool:
+    """Whether what a cast makes leaves a contracted step as it is: to round and then to store more
+    digits is more than to store.
+    """
+    return step.types[cast.name].dtype == cast.types[0].dtype
+
+
 def _free_casts(step: Step) -> dict[str, Node]:
     read = {value for node in step.nodes for value in node.inputs}
     found = {}

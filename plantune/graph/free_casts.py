@@ -35,6 +35,11 @@ def is_free(node: Node, source: TensorType) -> bool:
     return is_cast(node, source) and (widens(node) or INSERTED in node.attrs)
 
 
+def rounds(node: Node, source: TensorType) -> bool:
+    """Whether a cast of the user's code loses digits."""
+    return is_cast(node, source) and not is_free(node, source)
+
+
 def is_free_at_end(node: Node, source: TensorType) -> bool:
     """The same where the result is only stored: from float32 that rounds once, as eager does."""
     return is_free(node, source) or (is_cast(node, source) and source.dtype == "float32")
@@ -60,7 +65,5 @@ def rounding_casts(step: Step) -> tuple[str, ...]:
     return tuple(
         node.name
         for node in step.nodes
-        if node.name in read
-        and is_cast(node, source := step.types[node.inputs[0]])
-        and not is_free(node, source)
+        if node.name in read and node.op == "cast" and rounds(node, step.types[node.inputs[0]])
     )

@@ -59,6 +59,7 @@ class Softmax(CudaFamily[SoftmaxParts]):
                 **pointwise_chain.not_elements(step),
                 "only along the last axis": rank == 0 or given["dim"] % rank != rank - 1,
                 "there is nothing to compute": last.types[0].numel == 0,
+                "it rounds what it is of": given.get("dtype") and last.types[0].dtype != "float32",
                 "autograd is to remember it": WANTED in last.attrs,
                 **not_the_end_alone(step),
                 "weights are in nchw": step.phase == "refresh",

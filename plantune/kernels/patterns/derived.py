@@ -11,8 +11,9 @@ from torch import Tensor
 from plantune.errors import IllegalCandidate
 from plantune.graph import Graph, Node, Step
 from plantune.graph.contraction import contracted
-from plantune.graph.free_casts import rounding_casts
-from plantune.kernels.patterns.pointwise_chain import NONE, Operand, expression_of
+from plantune.graph.free_casts import rounding_casts, rounds
+from plantune.graph.types import DTYPES
+from plantune.kernels.patterns.pointwise_chain import NONE, Operand, expression_of, rounded
 
 ELEMENTS = ("float32", "float16", "bfloat16")
 INPUTS_MAX = 4
@@ -26,7 +27,8 @@ class Derived:
     operands: tuple[Operand, ...]
     lines: tuple[str, ...]
     result: str
-    step: Step  # says the same by the meaning of its ops
+    step: Step  # says the same by the meaning of its ops, but for
+    dtype: str | None = None  # that to which the user's code rounds the result
 
     @property
     def expression(self) -> tuple[tuple[str, ...], str]:
@@ -37,7 +39,8 @@ class Derived:
         """The value by torch, in float32 as in C++."""
         wide = {operand.name: sources[operand.name].float() for operand in self.operands}
         (name, _), *_ = self.step.outputs
-        return self.step.evaluate(wide, torch.float32)[name]
+        value = self.step.evaluate(wide, torch.float32)[name]
+        return value if self.dtype is None else value.to(DTYPES[self.dtype]).float()
 
     def spread(self, sources: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, str]]:
         """Each operand as it is broadcast to the shape of the value, and its name."""
@@ -77,9 +80,14 @@ def _derived(graph: Graph, name: str, makers: Mapping[str, Node]) -> Derived:
     types = graph.types
     if any(types[value].dtype not in ELEMENTS for value in (*needed, *leaves)):
         raise IllegalCandidate(f"{name!r} follows from a value that is not a float")
-    nodes = tuple(node for node in graph.nodes if node.name in needed)
+    last = makers[name]
+    # Whoever reads the value may keep it in float32.
+    is_rounded = last.op == "cast" and rounds(last, types[last.inputs[0]])
+    dtype = types[name].dtype if is_rounded else None
+    made = name if dtype is None else last.inputs[0]
+    nodes = tuple(n for n in graph.nodes if n.name in needed and (n is not last or made == name))
     inputs = tuple((leaf, types[leaf]) for leaf in leaves)
-    whole = Step(nodes, inputs, ((name, types[name]),), frozenset(leaves), "refresh")
+    whole = Step(nodes, inputs, ((made, types[made]),), frozenset(leaves), "refresh")
     if rounding_casts(whole):
         raise IllegalCandidate(f"{name!r} follows from what is rounded")
     step = contracted(whole)
@@ -87,4 +95,5 @@ def _derived(graph: Graph, name: str, makers: Mapping[str, Node]) -> Derived:
     if len(expression.operands) > INPUTS_MAX:
         raise IllegalCandidate(f"{name!r} follows from more than {INPUTS_MAX} tensors")
     shape, (result,) = types[name].shape, expression.results
-    return Derived(shape, expression.operands, expression.lines, result, step)
+    result = result if dtype is None else rounded(dtype).format(result)
+    return Derived(shape, expression.operands, expression.lines, result, step, dtype)

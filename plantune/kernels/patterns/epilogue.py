@@ -8,6 +8,7 @@ from typing import Any
 
 from plantune.errors import IllegalCandidate
 from plantune.graph import Node, Step
+from plantune.graph.contraction import stores_as_made
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.ops.pointwise import numbers_apart
 from plantune.graph.types import DTYPES
@@ -178,8 +179,11 @@ def epilogue_of(
 
 
 def is_stored_twice(step: Step, node: Node) -> bool:
-    """Whether a node is the cast of a value that leaves the step, too."""
-    return node.op == "cast" and {node.inputs[0], node.name} <= dict(step.outputs).keys()
+    """Whether a node is the cast of a value that leaves the step, too; not one that rounds what is
+    stored with more digits.
+    """
+    leave = {node.inputs[0], node.name} <= dict(step.outputs).keys()
+    return node.op == "cast" and leave and stores_as_made(step, node)
 
 
 def not_factors(step: Step, product: Node) -> dict[str, bool]:

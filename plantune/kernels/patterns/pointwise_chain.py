@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from plantune.errors import IllegalCandidate
 from plantune.graph import Node, Step
 from plantune.graph.ops import op_named
+from plantune.graph.ops.cast import INSERTED
 from plantune.graph.ops.functions import FunctionOp
 from plantune.graph.ops.pointwise import BroadcastOp, ChannelOp
 from plantune.kernels.cuda import vector_kernel
@@ -62,6 +63,11 @@ def not_elements(step: Step) -> dict[str, bool]:
     return vector_kernel.not_an_element(*made, *read)
 
 
+def rounded(dtype: str) -> str:
+    """In C++ a float as one of fewer digits has it."""
+    return f"plantune::rounded<{ROUNDED[dtype]}>({{}})"
+
+
 def cxx_of(name: str) -> str | None:
     """An op in C++, None if it does not work place by place."""
     op = op_named(name)
@@ -109,12 +115,15 @@ class _Writer:
         return self.made[key]
 
     def text(self, node: Node) -> str:
-        """A node in C++. Floats are float32 here; a cast to fewer digits rounds, if not a store."""
+        """A node in C++. Floats are float32 here; a cast to fewer digits rounds, if not a store.
+        What is of the user's code may be read by what follows the chain, as a sum.
+        """
         dtype = node.types[0].dtype
         stays = node.name in self.read or self.step.types[node.name].dtype != dtype
+        stays = stays or INSERTED not in node.attrs
         if node.op != "cast" or not stays or dtype not in ROUNDED or not self.is_float(node):
             return cxx_of(node.op) or ""
-        return f"plantune::rounded<{ROUNDED[dtype]}>({{0}})"
+        return rounded(dtype).format("{0}")
 
     def is_float(self, cast: Node) -> bool:
         return self.step.types[cast.inputs[0]].is_float

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from plantune.errors import IllegalCandidate
 from plantune.graph import Node, Step, TensorType
+from plantune.graph.contraction import stores_as_made
 from plantune.graph.free_casts import is_free_at_end
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.kernels.family import Parts
@@ -92,6 +93,7 @@ def copies_of(step: Step) -> dict[str, str]:
         if node.name not in read
         and node.inputs
         and is_free_at_end(node, step.types[node.inputs[0]])
+        and stores_as_made(step, node)
     }
 
 

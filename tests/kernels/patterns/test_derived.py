@@ -111,6 +111,24 @@ def test_operands_are_spread_without_a_copy(emit):
         assert torch.equal(wide, like.expand(derived.shape))
 
 
+ROUNDED = {
+    "a parameter": lambda b: b("cast", b.w(6), dtype="float16"),
+    "an expression": lambda b: b("cast", b("mul", b.w(6), b.w(6)), dtype="bfloat16"),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_a_cast_of_the_users_rounds_though_a_kernel_keeps_it_in_float32(name):
+    graph = graph_of(ROUNDED[name])
+    derived = derived_values(graph)[graph.outputs[0]]
+    weights = {n: torch.rand(t.shape) for n, t in graph.parameters}
+    right = evaluated(graph, weights)[graph.outputs[0]]
+    dtype = graph.types[graph.outputs[0]].torch_dtype
+    assert torch.equal(derived.evaluate(weights), right.float().to(dtype).float())
+    element = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}[dtype]
+    assert derived.result.startswith(f"plantune::rounded<{element}>(")
+
+
 def five(b: Weights) -> str:
     value = b.w(6)
     for _ in range(INPUTS_MAX):

@@ -2,7 +2,7 @@
 //
 //   job:  out[i] = expression(in[0][i], in[1][i], ...) for each element of a box, in out's type
 //   pack: out[i] = in[0][index[i] - 1], 0 where index[i] is 0
-//   split: planes of bfloat16 of in[0], one after the other, see planes.h
+//   split: three planes of bfloat16 of in[0], one after the other, see planes.h
 //   turn: out (O, R, C) = in (O, C, R) turned, both dense and of the same 16 bits
 //
 // A job says for each tensor how far apart its elements are along up to kJobAxes axes, 0 where it
@@ -41,7 +41,7 @@ struct Job {
   unsigned count, first_block;
   unsigned char out_type, in_types[kJobInputs];
   unsigned char inputs, expression;
-  // Neighbours along the innermost axis that leave as one word, or 1; of a split, its planes.
+  // Neighbours along the innermost axis that leave as one word, or 1.
   unsigned char width;
   unsigned char axes;   // those in use, the last ones
 };
@@ -171,7 +171,7 @@ struct Preparation {
     }
   }
 
-  /// Up to three planes, of which a thread asks for all floats before it splits any.
+  /// A thread asks for all floats before it splits any.
   static __device__ __forceinline__ void split(const Job& job, unsigned begin, unsigned end) {
     constexpr int kEach = kPrepareChunk / kPrepareThreads, kPlanes = 3;
     unsigned at[kEach], bits[kEach];
@@ -189,7 +189,6 @@ struct Preparation {
       plantune::split<__nv_bfloat16>({from_bits(bits[k], job.in_types[0]), 0.f}, planes);
 #pragma unroll
       for (int plane = 0; plane < kPlanes; ++plane) {
-        if (plane >= job.width) continue;
         unsigned short* to = static_cast<unsigned short*>(job.out);
         to[at[k] + size_t(plane) * job.count] = static_cast<unsigned short>(planes[plane]);
       }

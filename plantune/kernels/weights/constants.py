@@ -143,14 +143,18 @@ class Constant:
 
 class PlanesConstant(Constant):
     """A float32 value as planes of bfloat16, whose sum it is; they come one after the other. The
-    first has what a float has in its upper half, see `csrc/cuda/planes.h`.
+    first has what a float has in its upper half, the last one alone what is not finite: see
+    `csrc/cuda/planes.h`.
     """
 
     def put(self, ordered: Tensor) -> None:
-        rest = ordered.float()
+        rest, last = ordered.float(), len(self.memory) - 1
+        finite = rest.isfinite()
         for number, plane in enumerate(self.memory):
-            cut = rest.contiguous().view(torch.int32) & ~0xFFFF
-            plane.copy_(rest if number else cut.view(torch.float32))
+            cut = (rest.contiguous().view(torch.int32) & ~0xFFFF).view(torch.float32)
+            plane.copy_(rest if number else cut)
+            if number < last:
+                plane.masked_fill_(~finite, 0.0)
             rest = rest - plane.float()
 
 

@@ -14,6 +14,7 @@ from plantune.devices.cuda.structs import fields
 
 INPUTS, AXES, THREADS, CHUNK = 4, 4, 128, 1024
 PACK, TURN, SPLIT, TURNED = 255, 254, 253, 2304
+SPLIT_PLANES = 3
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 WORD_BYTES = 16
 COUNT_MAX = (1 << 31) - 1  # of a tensor's elements, with those between them
@@ -105,9 +106,10 @@ def turning(memory: Tensor, source: Tensor) -> Job | None:
 
 def splitting(planes: Tensor, source: Tensor) -> Job | None:
     """Fills planes of bfloat16, one after the other; None if the kernel cannot."""
-    job = job_of(planes[0], [source]) if planes.dtype == torch.bfloat16 else None
+    can = planes.dtype == torch.bfloat16 and len(planes) == SPLIT_PLANES
+    job = job_of(planes[0], [source]) if can else None
     if job is not None:
-        job.expression, job.width = SPLIT, len(planes)
+        job.expression, job.width = SPLIT, 1
     return job
 
 

@@ -11,7 +11,8 @@ from plantune.base.canonical import Attrs
 from plantune.devices.cuda.flags import flags
 from plantune.kernels.families.hopper_float_conv import FAMILY
 from plantune.kernels.family import Candidate
-from plantune.kernels.registry import why_not
+from plantune.kernels.registry import resolve, why_not
+from plantune.measure.trial import NANS, Trial
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
@@ -148,3 +149,20 @@ def test_planes_are_as_right_as_float32(step_of, assert_right, name):
     emit, chosen = RUN[name]
     with flags(torch.backends.cudnn.conv, fp32_precision="ieee"):
         assert_right(step_of(emit, "float32"), Candidate("hopper_float_conv", chosen), SPACE)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf])
+def test_an_infinity_stays_one(step_of, value):
+    emit, chosen = RUN["no epilogue"]
+    step = step_of(emit, "float32")
+    trial = Trial(resolve(step, Candidate("hopper_float_conv", chosen)), ARCH)
+    data = {name: torch.randn(type_.shape, device="cuda") for name, type_ in step.inputs}
+    data[step.nodes[0].inputs[0]][0, 0, 3, 3] = value
+    trial.put_data(data)
+    ((made, _),) = step.outputs
+    exact = step.evaluate({name: x.double() for name, x in data.items()}, torch.float64)[made]
+    found = trial.run("run", NANS)[made].double()
+    assert exact.isinf().any()
+    assert torch.equal(found.isinf() * found.sign(), exact.isinf() * exact.sign())
+    assert not found.isnan().any()

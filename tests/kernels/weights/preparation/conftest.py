@@ -20,6 +20,7 @@ from plantune.kernels.weights.jobs import (
     CHUNK,
     PACK,
     SPLIT,
+    SPLIT_PLANES,
     THREADS,
     TURN,
     TURNED,
@@ -191,12 +192,14 @@ class Block:
         return places(job.out_strides), inputs
 
     def split(self, job: Job, begin: int, end: int) -> None:
-        assert 0 < job.width <= 3
         to, (rest,) = self.elements(job, begin, end)
-        planes = self.memory.at(job.out, job.width * job.count, torch.bfloat16)
-        for number, plane in enumerate(planes.view(job.width, job.count)):
+        planes = self.memory.at(job.out, SPLIT_PLANES * job.count, torch.bfloat16)
+        finite = rest.isfinite()
+        for number, plane in enumerate(planes.view(SPLIT_PLANES, job.count)):
             cut = (rest.view(torch.int32) & ~0xFFFF).view(torch.float32)
-            plane[to] = (rest if number else cut).bfloat16()
+            made = (rest if number else cut).bfloat16()
+            is_last = number == SPLIT_PLANES - 1
+            plane[to] = made if is_last else made.where(finite, 0.0)
             rest = rest - plane[to].float()
 
     def fill(self, job: Job, begin: int, end: int) -> None:

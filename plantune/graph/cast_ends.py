@@ -6,9 +6,12 @@ from collections.abc import Collection, Iterator
 
 from plantune.graph.free_casts import widens
 from plantune.graph.graph import Graph, Node
+from plantune.graph.ops import op_named
+from plantune.graph.ops.overload import CONCAT, SOFTMAX, OverloadOp
 from plantune.graph.step import phase_of
 
 Group = tuple[str, ...]
+FUSED_OVERLOADS = (CONCAT, SOFTMAX)  # whose kernels of ours read any floats
 
 
 def with_ends(graph: Graph, group: Group) -> Iterator[Group]:
@@ -61,13 +64,28 @@ def _with_back(graph: Graph, group: Group, phase: str, *, beside: bool) -> Group
         value = values.pop()
         outside = [node for node in graph.consumers[value] if node.name not in names]
         casts = [
-            node for node in outside if node.name in graph.casts and phase_of(graph, node) == phase
+            node
+            for node in outside
+            if node.name in graph.casts
+            and phase_of(graph, node) == phase
+            and not _is_left_to_reader(graph, node, phase)
         ]
         alone = len(outside) == 1 and value not in graph.results
         if casts and (alone or beside):
             names.update(node.name for node in casts)
             values += [node.name for node in casts]
     return _sorted(graph, group, names)
+
+
+def _is_left_to_reader(graph: Graph, cast: Node, phase: str) -> bool:
+    """Whether a cast to more digits belongs to the step of the one node that reads it, as less is
+    moved then. Torch's own ops take no casts.
+    """
+    readers = graph.consumers[cast.name]
+    if not widens(cast) or cast.name in graph.results or len(readers) != 1:
+        return False
+    known = readers[0].op in FUSED_OVERLOADS or not isinstance(op_named(readers[0].op), OverloadOp)
+    return known and phase_of(graph, readers[0]) == phase
 
 
 def _leaves(graph: Graph, value: str, names: Collection[str]) -> bool:

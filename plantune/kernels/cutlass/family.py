@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
-from plantune.devices.cuda.flags import float32_precisions
+from plantune.graph.step import Step
 from plantune.kernels.cuda.cuda_family import Arch, Attrs, CudaFamily, Frame, Parts
 from plantune.kernels.cuda.launcher import Launcher
 from plantune.kernels.cutlass.gemm import (
@@ -34,6 +34,7 @@ from plantune.kernels.cutlass.launch import (
 )
 from plantune.kernels.cutlass.main_loop import ELEMENTS, MainLoop
 from plantune.kernels.patterns.expression import Chain, rendered
+from plantune.kernels.patterns.other_step import float32_precision
 from plantune.space.search_space import SearchSpace
 
 # The optimized iterators keep a bit for each row and column of the filter.
@@ -152,10 +153,10 @@ def not_a_product(gemm: Gemm, groups: int, *counted: int) -> dict[str, object]:
     }
 
 
-def why_not_tf32(loop: MainLoop) -> str | None:
-    precision = float32_precisions()[0]
+def why_not_tf32(step: Step, loop: MainLoop) -> str | None:
+    precision = float32_precision(step)
     if loop.math == "tf32" and precision != "tf32":
-        return f"torch.backends.cudnn.conv.fp32_precision is {precision}, not tf32"
+        return f"torch multiplies float32 in {precision}, not in tf32"
     return None
 
 

@@ -66,7 +66,7 @@ class ImplicitGemm(cutlass.ProductFamily[GemmParts]):
         gemm, loop = parts.gemm, parts.loop(config)
         return (
             loop.why_not(arch)
-            or cutlass.why_not_tf32(loop)
+            or cutlass.why_not_tf32(parts.step, loop)
             or why_not_channels(gemm, 1 if loop.math == "mma" else loop.vector)
             or why_not_tile(gemm, loop)
             or why_not_split(gemm, config)

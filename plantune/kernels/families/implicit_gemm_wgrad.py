@@ -76,7 +76,7 @@ class ImplicitGemmWgrad(cutlass.ProductFamily[WeightParts]):
         return (
             loop.why_not(arch)
             or (f"{sums} sums of a thread are spilled" if sums > SUMS_MAX else None)
-            or cutlass.why_not_tf32(loop)
+            or cutlass.why_not_tf32(parts.step, loop)
             or why_not_tile(gemm, loop)
             or why_not_split(gemm, config)
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from plantune.devices.cuda.flags import float32_precisions
 from plantune.graph.step import Step
 from plantune.kernels.family import Arch, Attrs
 from plantune.kernels.hopper.elements import Elements
 from plantune.kernels.hopper.family import COSTS, WarpgroupParts
 from plantune.kernels.hopper.pipelined import PipelinedConv
+from plantune.kernels.patterns.other_step import float32_precision
 
 # Of a float three factors of bfloat16 make six products, as exact as float32.
 PLANES = 3
@@ -49,9 +49,7 @@ class FloatProducts(PipelinedConv):
 
 def why_not_math(step: Step, config: Attrs) -> str | None:
     """Why products may not be rounded so, by torch's settings, or None if they may."""
-    conv, matmul, _ = float32_precisions()
-    asked = getattr(step, "asked", step)
-    precision = matmul if "matmul" in asked.ops else conv
+    precision = float32_precision(step)
     if config["math"] == "tf32" and precision != "tf32":
         return f"torch multiplies float32 in {precision}, not in tf32"
     return None

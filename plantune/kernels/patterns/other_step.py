@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from plantune.devices.cuda.flags import float32_precisions
 from plantune.graph import Attrs, Node, Step, TensorType
 from plantune.graph.ops import op_named
 from plantune.graph.ops.pointwise import ChannelOp
@@ -47,6 +48,15 @@ class OtherStep(Step):
         """The step that is asked for, with these fields in place of its own."""
         own = {item.name: getattr(asked, item.name) for item in fields(Step)}
         return OtherStep(**{**own, **others}, asked=asked, layout=layout)
+
+
+def float32_precision(step: Step) -> str:
+    """What torch rounds float32 factors of a step to: products of matrices have a setting of their
+    own, whatever kernel computes them.
+    """
+    conv, matmul, _ = float32_precisions()
+    asked = step.asked if isinstance(step, OtherStep) else step
+    return matmul if "matmul" in asked.ops else conv
 
 
 def as_convolution(step: Step) -> Step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from plantune.devices.cuda.flags import planned_for
 from plantune.errors import IllegalCandidate
 from plantune.kernels.families import hopper_conv, implicit_gemm_conv
 from plantune.kernels.patterns.epilogue import conv_epilogue
@@ -245,3 +246,14 @@ def read_twice(b):
 def test_other_flat_images_stay_rows(step_of, emit, reason):
     with pytest.raises(IllegalCandidate, match=reason):
         as_convolution(step_of(emit))
+
+
+@pytest.mark.parametrize("conv", ["ieee", "tf32"])
+@pytest.mark.parametrize("matmul", ["ieee", "tf32"])
+def test_a_product_of_rows_is_rounded_as_torch_rounds_products(step_of, conv, matmul):
+    step, space = step_of(layer, "float32"), load_search_space("sm80")
+    with planned_for((conv, matmul, "ieee")):
+        found = {
+            c.config["math"] for c in candidates(step, space) if c.family == "implicit_gemm_conv"
+        }
+    assert found == ({"simt", "tf32"} if matmul == "tf32" else {"simt"})

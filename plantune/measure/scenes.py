@@ -22,7 +22,7 @@ from plantune.base.canonical import digest
 from plantune.base.distance import Exact
 from plantune.base.generators import numbers_of
 from plantune.base.tolerances import AGAIN
-from plantune.devices.cuda.flags import flags, references_in_float32
+from plantune.devices.cuda.flags import flags, float32_precisions, references_in_float32
 from plantune.devices.device import Device, framework_alone
 from plantune.graph.layouts import MEMORY_FORMATS, strictly_in_layout
 from plantune.graph.ops import op_named
@@ -95,7 +95,9 @@ class Scenes:
 
     def __init__(self, step: Step, device: Device, seed: int) -> None:
         self.step, self._device = step, device
-        self._key = (step.signature, str(device.place), device.captures, seed)
+        # PyTorch's own error depends on torch's settings.
+        place = str(device.place), device.captures, float32_precisions()
+        self._key = (step.signature, *place, seed)
 
     def named(self, inputs: Tensors) -> Values:
         """Inputs of a scene by the names that they have in this step."""

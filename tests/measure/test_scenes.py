@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from plantune.base.canonical import Attrs
+from plantune.devices.cuda.flags import planned_for
 from plantune.devices.device import CPU
 from plantune.errors import WrongResult
 from plantune.graph.step import Step
@@ -168,3 +169,15 @@ def test_what_has_no_room_is_made_each_time():
     kept.get("small", lambda: made.append("small") or block(60))
     assert made[-1] == "small"
     assert len(made) == 4
+
+
+def test_pytorchs_error_is_of_the_settings_that_hold(conv_named):
+    """An error of tf32 is no bound where torch rounds nothing."""
+    step = conv_named("x", "w")
+
+    def under(precision):
+        with planned_for((precision,) * 3):
+            return Scenes(step, CPU, 0).first()
+
+    assert under("tf32") is under("tf32")
+    assert under("tf32") is not under("ieee")

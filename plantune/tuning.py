@@ -17,6 +17,7 @@ from torch import nn
 
 from plantune.base.given import is_number, require_flag, require_value
 from plantune.base.warning import warn
+from plantune.devices.cuda.flags import planned_for
 from plantune.devices.machine import arch_of, environment_of
 from plantune.errors import (
     Busy,
@@ -175,7 +176,9 @@ def search_for(
     """
     _require_budget(budget_s)
     manner = Manner(report, _warn, 2 * budget_s + SLACK_S, saving or _undisturbed)
-    with closing(_database()) as opened:
+    # Another thread may set torch otherwise meanwhile: then trials would have the wrong key.
+    holds = planned_for(sought.problem.precisions or None)
+    with closing(_database()) as opened, holds:
         keeping = KeepingDatabase(opened, _warn)
         options = SearchOptions(budget_s, seed, routes=routes)
         result = search_plan(sought, options, keeping, environment_of(device), manner)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from plantune.base.outcome import Outcome
 from plantune.base.warning import warn
+from plantune.devices.cuda.flags import Precisions, float32_precisions, planned_for
 from plantune.errors import UnsupportedDevice, WorkerDied
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
@@ -66,6 +67,7 @@ class Done:
 class _Job:
     candidate: StepCandidate
     limit_us: float
+    precisions: Precisions  # for which the search makes its plan
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class WorkerPool:
     def start(self, candidate: StepCandidate, limit_us: float) -> None:
         """Has a candidate measured, by the calling thread if there is one slot."""
         self._flight[candidate.key] = candidate
-        job = _Job(candidate, limit_us)
+        job = _Job(candidate, limit_us, float32_precisions())
         if len(self._measurers) > 1:
             with self._changed:
                 self._waiting.append(job)
@@ -206,5 +208,6 @@ class WorkerPool:
     def _measured(self, slot: int, job: _Job) -> _Ended:
         start = time.monotonic()
         step, config = job.candidate.step, job.candidate.candidate
-        outcome = self._measurers[slot].measure(step, config, job.limit_us)
+        with planned_for(job.precisions):
+            outcome = self._measurers[slot].measure(step, config, job.limit_us)
         return _Ended(job, time.monotonic() - start, outcome)

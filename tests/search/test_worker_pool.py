@@ -11,6 +11,7 @@ import pytest
 
 from plantune.base.canonical import Attrs
 from plantune.base.outcome import Measured
+from plantune.devices.cuda.flags import float32_precisions, planned_for
 from plantune.devices.gpus import LocalGpu, Slot, slots_of
 from plantune.devices.machine import cpu_environment
 from plantune.errors import OutOfTime, UnlikeGpus, UnsupportedDevice, WorkerDied, WorkerFailed
@@ -258,3 +259,18 @@ def test_the_building_process_stands_still_while_any_worker_times():
     for stage in (first, "time"), (second, "time"), (first, "idle"), (second, "idle"):
         stage[0](stage[1])
     assert found == [True, True, True, False]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_each_slot_measures_for_the_settings_of_the_search(graph, space, store, measurer, slots):
+    """Whatever another thread sets meanwhile."""
+
+    class Asked(InSlot):
+        def measure(self, step, candidate, limit_us):
+            self.seen = float32_precisions()
+            return super().measure(step, candidate, limit_us)
+
+    measurers = [Asked(measurer) for _ in range(slots)]
+    with planned_for(("tf32", "tf32", "ieee")):
+        of_pool(graph, space, store, measurers).run(Budget(PLENTY), silent)
+    assert {each.seen for each in measurers} == {("tf32", "tf32", "ieee")}

@@ -87,3 +87,13 @@ def test_a_copy_that_is_rounded_and_stored_wide_is_no_copy(name: str) -> None:
     step: Step = step_of(REFUSED[name], "float16")
     assert contracted(step).nodes[-1].op == "cast"
     assert family_named(name).why_not_step(step)
+
+
+def test_a_compiler_that_leaves_out_casts_gets_none_that_rounds() -> None:
+    """Compiled by torch's inductor, what is stored of them is what it was before them."""
+    inductor = family_named("inductor")
+    assert inductor.why_not_step(step_of(ROUND["pointwise"], "bfloat16")) == (
+        "it leaves out casts of the user's code"
+    )
+    assert inductor.why_not_step(step_of(left_beside, "bfloat16"))
+    assert inductor.why_not_step(step_of(lambda b: b.cast(convolved(b)), "bfloat16")) is None

@@ -1,4 +1,4 @@
-"""Groups of nodes with the casts in front of what they read and after what they make."""
+"""Extends groups of nodes by the casts of their inputs and results."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ FUSED_OVERLOADS = (CONCAT, SOFTMAX)  # whose kernels of ours read any floats
 
 
 def with_ends(graph: Graph, group: Group) -> Iterator[Group]:
-    """The group, and the same with casts at its ends: reading what is narrower, or what is wider,
-    and storing what is cast, alone or beside what is not. Not each family can run each of them.
+    """The group alone, then with casts at its ends: with those of inputs that widen, or with all,
+    and with those of results that nothing else reads, or with all. No family has to support each.
     """
     yield group
     if not graph.casts:
@@ -40,7 +40,7 @@ def cast_groups(graph: Graph, node: Node) -> Iterator[Group]:
 
 
 def _with_front(graph: Graph, group: Group, phase: str, *, narrows: bool) -> Group:
-    """With the casts that the group alone reads; such that lose digits if it `narrows`."""
+    """With the casts that only this group reads; also those that lose digits, if `narrows`."""
     names, left = {*group}, [*group]
     while left:
         for value in graph.nodes[graph.positions[left.pop()]].inputs:
@@ -55,8 +55,8 @@ def _with_front(graph: Graph, group: Group, phase: str, *, narrows: bool) -> Gro
 
 
 def _with_back(graph: Graph, group: Group, phase: str, *, beside: bool) -> Group:
-    """With the casts of what leaves the group, where these alone read it outside, or `beside`
-    others.
+    """With the casts of the group's results: of those that one cast alone reads outside, or
+    `beside` other readers.
     """
     names = {*group}
     values = [v for name in group for v in graph.nodes[graph.positions[name]].outputs]
@@ -89,7 +89,7 @@ def _is_left_to_reader(graph: Graph, cast: Node, phase: str) -> bool:
 
 
 def _leaves(graph: Graph, value: str, names: Collection[str]) -> bool:
-    """Whether more than these nodes read a value."""
+    """Whether anything besides these nodes reads a value."""
     return value in graph.results or any(n.name not in names for n in graph.consumers[value])
 
 

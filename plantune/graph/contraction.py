@@ -12,7 +12,7 @@ from plantune.graph.step import Step
 
 @dataclass(frozen=True)
 class StoredNode(Node):
-    """A node whose results leave the step under these names, in the types that the step says."""
+    """A node whose results are stored under these names, with the types in `step.types`."""
 
     stored: tuple[str, ...] = ()
 
@@ -22,12 +22,12 @@ class StoredNode(Node):
 
 
 def contracted(step: Step) -> Step:
-    """The same step without its free casts: what kernels compute, between values in memory.
+    """The same step without its free casts, as kernels compute it.
 
-    A node reads what a cast read. If a cast's result leaves the step and its source does not, the
-    node that makes the source has the name of the result. `step.types` says how each value is in
-    memory if it is there; the types of a node stay those in which eager computes it. Of casts there
-    remain those that round, and those whose source is in memory, too.
+    Readers of a cast read its source instead. If a cast's result leaves the step and its source
+    does not, the node that makes the source takes the result's name. `step.types` has the type of
+    each value that is in memory; a node's own types stay those of eager. Two kinds of casts remain:
+    those that round, and those whose source is in memory, too.
     """
     return _Contraction(step).step() if _free_casts(step) else step
 

@@ -1,8 +1,8 @@
-"""Which casts a step may leave out, and what it is without them.
+"""Decides which casts a step may skip.
 
-Inside of a step floats of up to 32 bits are float32. So a cast to more digits is nothing, and one
-that is not in the user's code, as autocast's, may be left out: the result is nearer to float64. A
-cast to fewer digits in the user's code always rounds, in the step or as its result is stored.
+A step computes floats of up to 32 bits in float32, so a widening cast costs nothing inside it. A
+cast that is not in the user's code, such as autocast's, may be skipped: the result is closer to
+float64. A narrowing cast in the user's code always rounds, in the step or when it is stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SINGLE = ("float32", "float16", "bfloat16")
 
 
 def is_cast(node: Node, source: TensorType) -> bool:
-    """Whether a node makes a float of 32 bits or fewer of another one."""
+    """Whether a node casts between floats of up to 32 bits."""
     return node.op == "cast" and source.dtype in SINGLE and node.types[0].dtype in SINGLE
 
 
@@ -31,7 +31,7 @@ def widens(node: Node) -> bool:
 
 
 def is_free(node: Node, source: TensorType) -> bool:
-    """Whether a step may take a node's source for its result."""
+    """Whether a step may skip a node and use its source instead."""
     return is_cast(node, source) and (widens(node) or INSERTED in node.attrs)
 
 
@@ -60,7 +60,7 @@ def stores_wider(step: Step) -> bool:
 
 
 def rounding_casts(step: Step) -> tuple[str, ...]:
-    """The casts that round within a step: what nodes of it read."""
+    """The casts that round inside a step, because its own nodes read their results."""
     read = {value for node in step.nodes for value in node.inputs}
     return tuple(
         node.name

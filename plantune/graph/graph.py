@@ -285,7 +285,7 @@ class Graph:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Its JSON without what is no part of its identity."""
+        """Its JSON without the attributes that digests ignore."""
         nodes = [{**node.to_json(), "attrs": node.identity} for node in self.nodes]
         return {**self.to_json(), "nodes": nodes}
 

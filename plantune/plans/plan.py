@@ -27,8 +27,8 @@ FORMAT = 1
 # What a plan has only if it needs it, and the format that brought it.
 FORMATS = {"branches": 2, FROZEN_ROUTE: 3, "call": 4, "times": 4, "order": 5, "precisions": 6}
 PROGRAM, EAGER = "program", "eager"
-# Who runs the network: the plan's program, or a route of the framework's that was faster as a
-# whole. All read the weights as they are now.
+# What runs the network: the plan's program, or one of the framework's routes that was faster as a
+# whole. All of them read the current weights.
 LIVE_ROUTES = (
     PROGRAM,
     EAGER,
@@ -88,7 +88,7 @@ class Plan:
         return self.origin in (FRAMEWORK, GUESS)
 
     def route_for(self, *, frozen: bool) -> str:
-        """Who runs the network: the program, or a route of the framework's that was faster."""
+        """What runs the network: the program, or one of the framework's routes that was faster."""
         return self.frozen_route if frozen and self.frozen_route is not None else self.route
 
     def to_json(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The code's words for keys and values that plans, databases and JSON are written with.
+"""The code's names for the keys and values in plan files, databases and JSON.
 
-What is written never changes: earlier releases read it, and refuse what they do not know.
+Written keys and values never change: earlier releases read them, and refuse unknown ones.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ BEST_ROUTE_MS: Final = "baseline_ms"
 BEST_ROUTE_OF_BENCH: Final = "best_baseline"
 BEST_LIVE_ROUTE_OF_BENCH: Final = "best_live_baseline"
 
-# Where a plan's choices come from: they are the framework's kernels, a guess by estimates, picked
-# by hand, chosen by estimates for a chip that is not here, or found by a search.
+# Where a plan's choices come from: the framework's kernels, a guess by estimates, a choice by hand,
+# a prediction for a chip that is not here, or a search.
 FRAMEWORK, GUESS, HAND = "framework", "guess", "hand"
 PREDICTED, MEASURED = "predicted", "measured"
 WRITTEN_ORIGINS = {
@@ -37,7 +37,7 @@ OF_FRAMEWORK = frozenset({"framework", "view"})
 
 
 def origin_of(written: str, families: Iterable[str]) -> str:
-    """The origin of a plan with these families; `default` stands for two."""
+    """The origin of a plan with these families: `default` is written for two of them."""
     if written != WRITTEN_ORIGINS[FRAMEWORK]:
         return written
     return FRAMEWORK if OF_FRAMEWORK.issuperset(families) else GUESS

@@ -117,7 +117,7 @@ def warm_up(say: Say, arch: str) -> None:
 
 
 def small_candidates(space: SearchSpace) -> list[tuple[Step, Candidate]]:
-    """The framework's way to run a convolution, a function and a product, all of them small."""
+    """The framework's candidates for a small convolution, a function and a product."""
     dtype = "float16" if space.arch.kind == "cuda" else "float32"
     builder = GraphBuilder()
     image = builder.input("x", TensorType((2, 16, 8, 8), dtype))

@@ -1,5 +1,5 @@
-"""Stored plans that name kernel families which are not here: another release had them, or their
-package is not installed. Such a plan is passed over as if it was not stored.
+"""Passes over stored plans that name an unknown kernel family: another release had it, or its package
+is not installed. Such a plan is treated as if it were not stored.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from plantune.plans.database.rows import StoredPlan
 from plantune.plans.plan import Plan
 
 WHAT_TO_DO = "`plantune search` finds a plan of the families that are here"
-# Of which plans a process has warned, by file and id.
+# Plans that this process has warned of, by file and id.
 _warned: set[tuple[str, int]] = set()
 
 
 def missing_family(plan: Plan) -> str | None:
-    """A family of the plan that is not here, None if all are."""
+    """The first unknown family of a plan; None if all are known."""
     named = dict.fromkeys(choice.candidate.family for choice in plan.choices)
     return next((name for name in named if not is_family(name)), None)
 
 
 def with_known_families(stored: Iterable[StoredPlan], place: str) -> list[StoredPlan]:
-    """Those of the plans in a file whose families are all here; warns of the others."""
+    """The plans of a file whose families are all known; warns of the others."""
     every = list(stored)
     passed_over = [item for item in every if missing_family(item.plan) is not None]
     warn_of(passed_over, place)
@@ -32,7 +32,7 @@ def with_known_families(stored: Iterable[StoredPlan], place: str) -> list[Stored
 
 
 def warn_of(passed_over: Sequence[StoredPlan], place: str) -> None:
-    """One warning for all of a file, and none of a plan that was in an earlier one."""
+    """Warns once per file, and once per plan."""
     new = [item for item in passed_over if (place, item.id) not in _warned]
     if not new:
         return

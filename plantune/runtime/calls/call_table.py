@@ -57,7 +57,7 @@ class CallTable:
         with suppress(UnsupportedDevice):  # of a GPU that is not here the call tells
             self.why_no_plans = why_no_plans(device)
         self._lock = threading.Lock()
-        # By the form's key. Before a refresh other ones were kept.
+        # By the signature's key. A refresh starts new tables.
         self._kept: dict[object, dict[CallKey, Planned | str]] = {}
         self._waited: dict[object, dict[CallKey, int]] = {}
         self._spare: list[Planned] = []

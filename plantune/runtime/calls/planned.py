@@ -108,8 +108,8 @@ class Planned:
             self.substitute = race.race
 
     def leaves(self, signature: ModuleSignature, trained: tuple[bool, ...]) -> Mapping[str, Tensor]:
-        """The form's parameters that get a gradient, by name. Another one must be no part of
-        autograd's graph: its hooks would be called, with None.
+        """The module's parameters that get a gradient, by name. No other one may be part of
+        autograd's graph: its hooks would be called with None.
         """
         of, found = self._leaves
         if of() is not signature:

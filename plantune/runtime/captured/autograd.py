@@ -143,7 +143,7 @@ _apply: Any = super(torch.autograd.Function, TunedPass).apply
 def run_with_gradients(
     pool: ProgramPool, inputs: Sequence[Tensor], parameters: Mapping[str, Tensor]
 ) -> tuple[Tensor, ...]:
-    """The stock's outputs, connected to `inputs` and `parameters` in autograd."""
+    """The pool's outputs, connected to `inputs` and `parameters` in autograd."""
     leaves = leaves_of(parameters.values())
     outputs: tuple[Tensor, ...] = _apply(pool, tuple(parameters), *map(unwrapped, inputs), *leaves)
     return outputs

@@ -1,6 +1,6 @@
 """What a forward keeps of a trace in caches of its own, such as a table of positions by its length.
 
-There the user's own calls would find it, and it has no memory.
+The user's own calls would find it there, and its tensors have no memory.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from plantune.graph.tracing.records import Record
 
 
 class Caches:
-    """Emptied, constants that were made in `following()` are taken out of dicts, lru_caches and
-    globals, as if the code there had not run. `made` is what that returned, which stays as it is.
+    """`empty()` removes constants that were made in `following()` from dicts, lru_caches and
+    globals, as if that code had not run. What the code returned, `made`, keeps them.
     """
 
     def __init__(self) -> None:
@@ -45,10 +45,10 @@ class Caches:
 
 
 def _held_beside(objects: list[Any], known: Mapping[int, int]) -> list[Any]:
-    """Those of a list to which there are more references than that of the list and the known ones.
+    """The objects that something else refers to, besides the list and the `known` references.
 
-    How many the loop and the call that counts add is asked with an object that nothing else has:
-    from Python 3.14 on these may borrow.
+    The count of an object that nothing else holds says how many references counting itself adds:
+    from Python 3.14 on a loop or a call may borrow one.
     """
     (alone,) = _counts([object()])
     counted = zip(objects, _counts(objects), strict=True)
@@ -81,7 +81,7 @@ class _Constants(TorchFunctionMode):
 
 
 def _take(held: list[Any], own: set[int], *, within_tuples: bool = True) -> None:
-    """Out of all that refers to them but what is `own`."""
+    """Removes them from everything that refers to them, except from `own`."""
     taken, tuples = {*map(id, held)}, []
     namespaces = {id(vars(module)) for module in [*sys.modules.values()]}
     for holder in gc.get_referrers(*held):

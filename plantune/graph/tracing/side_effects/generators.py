@@ -1,5 +1,5 @@
-"""Random numbers that are no tensors, of which a trace would keep one draw for all calls, and what
-sets torch's own generator.
+"""Watches random numbers of Python and numpy, which a trace would freeze to one draw, and code that
+seeds torch's own generator.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _stays(before: Any) -> None:
 
 
 def _of_numpy() -> tuple[Any, ...] | None:
-    """None where it was never drawn from: to load it takes long, and the forward may be first."""
+    """None if nothing was drawn yet. Does not import numpy, which takes long."""
     module = sys.modules.get("numpy.random")
     if module is None:
         return None

@@ -19,7 +19,7 @@ LEAST_S = 0.01
 
 
 class SideEffects:
-    """To be entered before the trace and left after it, when none of its frames is there any more.
+    """Enter it before the trace, and leave it once all of the trace's frames are gone.
 
     `refuse` makes the error of a forward that moves what a plan cannot move.
     """
@@ -60,7 +60,7 @@ class SideEffects:
 
 
 def _stands(look: Callable[[], Any], seconds: float) -> bool:
-    """Whether nobody moves it meanwhile."""
+    """Whether no other thread changes it in that time."""
     if threading.active_count() == 1:
         return True
     state = look()

@@ -25,7 +25,7 @@ PASSES = "Training on a GPU"
 GPUS = {"NVIDIA H200": "h200", "NVIDIA H100": "h100"}
 LAYOUTS = "Images between layouts"
 LARGE = "Large images"
-ESTIMATES = "as a part of estimated ones"
+ESTIMATES = "divided by estimated ones"
 COMPARED = (*GPUS, RECURRENT, SMALL_IMAGES, PASSES, LAYOUTS, LARGE, ESTIMATES, *SEARCHES)
 KEYS = ("ratio", "ratio_live", "median", "median_ms", "of_one", "of_best_ddp")
 ENDS = ("low", "high")
@@ -236,7 +236,7 @@ def test_rows_of_large_images_are_those_of_their_file() -> None:
 
 
 def estimate_rows() -> Iterator[list[str]]:
-    """By family: measured times as a part of estimated ones."""
+    """By family: measured times divided by estimated ones."""
     parts: dict[str, list[float]] = {}
     for row in read("benchmarks/h200/2026-11-29-estimates.json")["rows"]:
         parts.setdefault(row["family"], []).append(row["us"] / row["estimate_us"])

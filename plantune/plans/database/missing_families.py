@@ -1,5 +1,5 @@
-"""Passes over stored plans that name an unknown kernel family: another release had it, or its package
-is not installed. Such a plan is treated as if it were not stored.
+"""Passes over stored plans that name an unknown kernel family: another release had it, or its
+package is not installed. Such a plan is treated as if it were not stored.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _arguments() -> argparse.Namespace:
     say("--memory", type=float, default=8.0, metavar="GIB", help="of the process that measures")
     say("--jobs", type=int, default=1, help="networks that are prepared beside each other")
     say("--cache", metavar="FOLDER", help="of compiled kernels, kept for the next run")
-    say("--rivals", nargs="+", metavar="WAY", help="of `time`, not all of the framework's")
+    say("--rivals", nargs="+", metavar="ROUTE", help="of `time`, not all of the framework's")
     say("--race-seconds", type=float, default=3.0, metavar="SECONDS", help="of each race of `time`")
     say("--forget", nargs="+", default=(), metavar="VERDICT", help="these rows, such as refused")
     say("--table", type=Path, help="write the table of all rows here, as Markdown")

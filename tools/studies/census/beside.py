@@ -67,14 +67,14 @@ def compile_rivals(name: str, asked: Asked) -> Row:
         ready = _READY.get(name) or _prepared(name, asked)
         seconds = dict[str, float]()
         with _as_in_race(asked, ready.device):
-            for way in _ways(ready, asked, captured=False):
+            for route in _routes(ready, asked, captured=False):
                 began = time.monotonic()
                 calls, failures = _in_time(
-                    asked.compile_until, lambda way=way: _made(ready, asked, way)
+                    asked.compile_until, lambda route=route: _made(ready, asked, route)
                 )
                 ready.calls |= calls
-                ready.failures |= failures or ({} if calls else {way: "not compiled in time"})
-                seconds[way] = round(time.monotonic() - began, 1)
+                ready.failures |= failures or ({} if calls else {route: "not compiled in time"})
+                seconds[route] = round(time.monotonic() - began, 1)
     return {"verdict": "compiled", "compile_s": seconds, "failures": ready.failures}
 
 
@@ -84,8 +84,8 @@ def race(name: str, asked: Asked) -> Row:
         compile_rivals(name, asked)
     ready = _READY[name]
     with turn(), on_cores(TIMED), _as_in_race(asked, ready.device):
-        for way in _ways(ready, asked, captured=True):
-            calls, failures = _made(ready, asked, way)
+        for route in _routes(ready, asked, captured=True):
+            calls, failures = _made(ready, asked, route)
             ready.calls |= calls
             ready.failures |= failures
         ours, how, ready.tuned = ours_of(*ready.last, asked.mode, ready.device)
@@ -110,12 +110,12 @@ def _as_in_race(asked: Asked, device: Device) -> Iterator[None]:
         yield
 
 
-def _ways(ready: Ready, asked: Asked, *, captured: bool) -> list[str]:
+def _routes(ready: Ready, asked: Asked, *, captured: bool) -> list[str]:
     """Those that are captured come last, right before the race: what torch.compile records gives
     back the workspaces of cuBLAS.
     """
-    ways = ROUTES[ready.device.place.type]
-    return [name for name in asked.race.names(ready.device) if ways[name].captured == captured]
+    routes = ROUTES[ready.device.place.type]
+    return [name for name in asked.race.names(ready.device) if routes[name].captured == captured]
 
 
 def errors(name: str, asked: Asked) -> Row:
@@ -165,8 +165,8 @@ def _in_turn(timed: Callable[..., Any]) -> Callable[..., Any]:
     return waiting
 
 
-def _made(ready: Ready, asked: Asked, way: str) -> tuple[dict[str, Runnable], dict[str, str]]:
-    return rivals_of((ready.module, ready.x), ready.last, asked.mode, [way], ready.device)
+def _made(ready: Ready, asked: Asked, route: str) -> tuple[dict[str, Runnable], dict[str, str]]:
+    return rivals_of((ready.module, ready.x), ready.last, asked.mode, [route], ready.device)
 
 
 def _in_time(until: float, make: Callable[[], Any]) -> Any:

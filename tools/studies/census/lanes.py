@@ -62,12 +62,12 @@ class Line:
         row = self.rows.by_key.get((self.name, self.asked.mode, named), {})
         return row.get("verdict") == verdict
 
-    def with_rivals(self, ways: Sequence[str]) -> Asked:
-        return replace(self.asked, race=replace(self.asked.race, rivals=tuple(ways)))
+    def with_rivals(self, routes: Sequence[str]) -> Asked:
+        return replace(self.asked, race=replace(self.asked.race, rivals=tuple(routes)))
 
 
 @dataclass(frozen=True)
-class Ways:
+class Routes:
     """Rivals of every network, those that are captured in its race, and `late` ones of some."""
 
     first: Sequence[str]
@@ -84,9 +84,9 @@ class Lanes:
     """
 
     def __init__(
-        self, lines: Sequence[Line], ways: Ways, limits: Limits, until: float, compile_s: float
+        self, lines: Sequence[Line], routes: Routes, limits: Limits, until: float, compile_s: float
     ) -> None:
-        self._lines, self._ways, self._limits = lines, ways, limits
+        self._lines, self._routes, self._limits = lines, routes, limits
         self._until, self._compile_s = until, compile_s
         self._races = ThreadPoolExecutor(1)
         self._searching = True
@@ -97,7 +97,7 @@ class Lanes:
         for line in self._lines:
             self._races.submit(self._race, line)  # what was searched before may need no rival
         try:
-            runs = [self._search, *[self._compile] * self._ways.compilers]
+            runs = [self._search, *[self._compile] * self._routes.compilers]
             with ThreadPoolExecutor(len(runs)) as lanes:
                 for lane in [lanes.submit(run) for run in runs]:
                     lane.result()
@@ -164,7 +164,7 @@ class Lanes:
 
     def _claimed(self) -> tuple[Line, str] | None:
         with self._claims:
-            free = ((line, way) for line, way in self._wanted() if line not in self._compiling)
+            free = ((line, route) for line, route in self._wanted() if line not in self._compiling)
             found = next(free, None)
             if found is not None:
                 self._compiling.add(found[0])
@@ -173,35 +173,35 @@ class Lanes:
     @property
     def _late_follow(self) -> bool:
         """Whether late rivals are wanted once a race that waits or runs has ended."""
-        named = [line for line in self._lines if line.name in self._ways.late_networks]
+        named = [line for line in self._lines if line.name in self._routes.late_networks]
         return any(line.searched and line.raced is None for line in named)
 
     def _wanted(self) -> Iterator[tuple[Line, str]]:
         """What may be compiled now, the most urgent first."""
         soon = [line for line in self._lines if not line.searched][:AHEAD]
         for line in self._lines:
-            for way in self._ways.first:
-                if way not in line.tried and (line in soon or line.searched):
-                    yield line, way
+            for route in self._routes.first:
+                if route not in line.tried and (line in soon or line.searched):
+                    yield line, route
         by_name = {line.name: line for line in self._lines if line.raced is not None}
-        for line in filter(None, map(by_name.get, self._ways.late_networks)):
-            yield from ((line, way) for way in self._ways.late if way not in line.tried)
+        for line in filter(None, map(by_name.get, self._routes.late_networks)):
+            yield from ((line, route) for route in self._routes.late if route not in line.tried)
         for line in self._lines:
-            yield from ((line, way) for way in self._ways.first if way not in line.tried)
+            yield from ((line, route) for route in self._routes.first if route not in line.tried)
 
-    def _compile_one(self, line: Line, way: str) -> None:
+    def _compile_one(self, line: Line, route: str) -> None:
         seconds = min(self._compile_s, self._left_s - RACE_S)
         asked = replace(
-            line.with_rivals([way]),
+            line.with_rivals([route]),
             compile_until=time.monotonic() + seconds,
             beside_search=self._searching,
         )
         with line.free:
-            line.tried.add(way)
-            measure, named = beside.compile_rivals, f"compiled {way}"
+            line.tried.add(route)
+            measure, named = beside.compile_rivals, f"compiled {route}"
             row = line.ask(line.rivals, measure, named, seconds + NOTICE_S, asked)
-            if row["verdict"] == "compiled" and way not in row["failures"]:
-                line.compiled.append(way)
+            if row["verdict"] == "compiled" and route not in row["failures"]:
+                line.compiled.append(route)
         self._races.submit(self._race, line)
 
     def _race(self, line: Line) -> None:
@@ -210,10 +210,10 @@ class Lanes:
             return  # a rival is being compiled, after which it comes here again
         try:
             ready = frozenset(line.compiled)
-            early = not line.searched or not line.tried.issuperset(self._ways.first)
+            early = not line.searched or not line.tried.issuperset(self._routes.first)
             if early or ready == line.raced or self._left_s < RACE_S / 4:
                 return
-            asked = line.with_rivals([*line.compiled, *self._ways.captured])
+            asked = line.with_rivals([*line.compiled, *self._routes.captured])
             seconds = min(LONGEST_RACE_S, self._left_s)
             # Its process may have been lost with what it compiled, which is in the cache.
             asked = replace(asked, compile_until=time.monotonic() + seconds - RACE_S)

@@ -23,7 +23,7 @@ from typing import Any
 import beside
 from asked import Asked
 from children import Child, Limits
-from lanes import Lanes, Line, Ways
+from lanes import Lanes, Line, Routes
 from rows import Rows
 from timing import RIVALS, Race
 
@@ -44,7 +44,7 @@ def main() -> None:
     rows = Rows(given.rows)
     lines = [_line(name, rows, given, limits) for name in given.networks]
     todo = [line for line in lines if not line.has("tuned", "timed")]
-    Lanes(todo, _ways(given), limits, until, given.compile_seconds).run()
+    Lanes(todo, _routes(given), limits, until, given.compile_seconds).run()
 
 
 def _line(given_name: str, rows: Rows, given: argparse.Namespace, limits: Limits) -> Line:
@@ -57,10 +57,10 @@ def _line(given_name: str, rows: Rows, given: argparse.Namespace, limits: Limits
     return line
 
 
-def _ways(given: argparse.Namespace) -> Ways:
+def _routes(given: argparse.Namespace) -> Routes:
     captured = [name for name in given.rivals if ROUTES[given.device][name].captured]
     first = [name for name in given.rivals if name not in captured]
-    return Ways(first, captured, given.late, given.late_networks, given.compilers)
+    return Routes(first, captured, given.late, given.late_networks, given.compilers)
 
 
 def _arguments() -> argparse.Namespace:
@@ -74,8 +74,8 @@ def _arguments() -> argparse.Namespace:
     say("--budget", type=float, default=120.0, metavar="SECONDS", help="of each search")
     say("--limit", type=float, default=170.0, metavar="SECONDS", help="of all networks together")
     say("--memory", type=float, default=1000.0, metavar="GIB", help="of each process")
-    say("--rivals", nargs="+", metavar="WAY")
-    say("--late", nargs="+", metavar="WAY", default=beside.LATE)
+    say("--rivals", nargs="+", metavar="ROUTE")
+    say("--late", nargs="+", metavar="ROUTE", default=beside.LATE)
     say("--late-networks", nargs="+", metavar="NAME", default=())
     say("--compilers", type=int, default=1, help="networks whose rivals compile side by side")
     say("--compile-seconds", type=float, default=110.0, metavar="SECONDS", help="of one rival")

@@ -163,23 +163,25 @@ def _times(rows: list[Row]) -> Iterator[str]:
 
 
 def _ratios(found: list[Row]) -> Iterator[str]:
-    ways = list(dict.fromkeys(way for row in found for way in row["ratios"]))
+    routes = list(dict.fromkeys(route for row in found for route in row["ratios"]))
     yield "| of | mode | networks | median | most | above 1.03 |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for mode in MODES:
-        for way in ways:
+        for route in routes:
             ratios = [
-                r["ratios"][way][0] for r in found if r["mode"] == mode and way in r["ratios"]
+                r["ratios"][route][0] for r in found if r["mode"] == mode and route in r["ratios"]
             ]
             if ratios:
                 slow = sum(ratio > SLOWER for ratio in ratios)
                 numbers = f"{median(ratios):.2f} | {max(ratios):.2f} | {slow}"
-                yield f"| {way} | {mode} | {len(ratios)} | {numbers} |"
+                yield f"| {route} | {mode} | {len(ratios)} | {numbers} |"
     yield ""
-    yield f"| network | mode | ms | {' | '.join(f'of {way}' for way in ways)} | GPU |"
-    yield "| --- | --- | --- | " + "--- | " * len(ways) + "--- |"
-    for row in sorted(found, key=lambda row: -row["ratios"].get(ways[0], [0])[0]):
-        ratios = [f"{row['ratios'][way][0]:.2f}" if way in row["ratios"] else "-" for way in ways]
+    yield f"| network | mode | ms | {' | '.join(f'of {route}' for route in routes)} | GPU |"
+    yield "| --- | --- | --- | " + "--- | " * len(routes) + "--- |"
+    for row in sorted(found, key=lambda row: -row["ratios"].get(routes[0], [0])[0]):
+        ratios = [
+            f"{row['ratios'][route][0]:.2f}" if route in row["ratios"] else "-" for route in routes
+        ]
         start = f"{row['network']} | {row['mode']} | {row['ms']['plantune']:.3f}"
         yield f"| {start} | {' | '.join(ratios)} | {row['device']} |"
     yield ""

@@ -1,4 +1,4 @@
-"""Races a network that has no plan against the framework, in turns, each way with its own copy."""
+"""Races networks that have no plan against the framework, in turns; each route has its own copy."""
 
 from __future__ import annotations
 
@@ -138,13 +138,13 @@ def rivals_of(
     """Calls of the framework's routes by their names, and why others are left out."""
     calls, failures = {}, {}
     for name in names:
-        way = ROUTES[device.place.type][name]
-        module, x = last if way.channels_last else given
+        route = ROUTES[device.place.type][name]
+        module, x = last if route.channels_last else given
         own = copy.deepcopy(module)
         try:
-            call = _warmed_up(_call(way.make(own, x), own, x, mode), device)
-            calls[name] = device.captured(call) if way.captured else call
-        except Exception as error:  # whatever a compiler says: that way is then left out
+            call = _warmed_up(_call(route.make(own, x), own, x, mode), device)
+            calls[name] = device.captured(call) if route.captured else call
+        except Exception as error:  # whatever a compiler says: that route is then left out
             failures[name] = first_line(error)[:200]
     return calls, failures
 

@@ -212,10 +212,10 @@ def test_rivals_that_compiled_beside_the_search_race_with_its_plan(
         race=timing.Race(["eager", "slow"], 0.02), compile_until=time.monotonic() + 9
     )
 
-    def made(ready, asked, way):
-        if way == "slow":
+    def made(ready, asked, route):
+        if route == "slow":
             signal.raise_signal(signal.SIGALRM)
-        return real(ready, asked, way)
+        return real(ready, asked, route)
 
     real = beside._made
     monkeypatch.setattr(beside, "_made", made)
@@ -246,8 +246,8 @@ class Answers:
         return self
 
     def row(self, name, measure, asked):
-        ways = list(asked.race.rivals or ())
-        self.asked.append((name, measure.__name__, ways))
+        routes = list(asked.race.rivals or ())
+        self.asked.append((name, measure.__name__, routes))
         self.ends.append(asked.compile_until)
         time.sleep(self.race_s if measure.__name__ == "race" else 0)
         if measure.__name__ in self.lost:
@@ -287,12 +287,12 @@ def test_networks_are_one_call_that_goes_on(in_one_go) -> None:
     rows = in_one_go(lost, *names)
     assert [name for name, *_ in lost.of("searched")] == ["a", "b"]
     assert rows["b", "infer", "searched"]["verdict"] == "searched"
-    ways = ["compile-reduce-overhead", "cuda-graph"]
-    assert sorted(lost.of("race")) == [(name, "race", ways) for name in "ab"]
+    routes = ["compile-reduce-overhead", "cuda-graph"]
+    assert sorted(lost.of("race")) == [(name, "race", routes) for name in "ab"]
     good = Answers()
     rows = in_one_go(good, *names)
     assert not good.of("searched")
-    assert sorted(good.of("compile_rivals")) == [(n, "compile_rivals", ways[:1]) for n in "ab"]
+    assert sorted(good.of("compile_rivals")) == [(n, "compile_rivals", routes[:1]) for n in "ab"]
     assert rows["a", "infer", "tuned"]["verdict"] == "timed"
     done = Answers()
     in_one_go(done, *names)
@@ -325,10 +325,10 @@ def test_rivals_of_two_networks_compile_beside_each_other(in_one_go) -> None:
             inside.remove(name)
             return super().row(name, measure, asked)
 
-    meeting, ways = Meeting(), ["compile-reduce-overhead", "compile-default"]
-    in_one_go(meeting, "a", "b", "--compilers", "2", "--rivals", *ways)
+    meeting, routes = Meeting(), ["compile-reduce-overhead", "compile-default"]
+    in_one_go(meeting, "a", "b", "--compilers", "2", "--rivals", *routes)
     found = sorted(meeting.of("compile_rivals"))
-    assert found == sorted((n, "compile_rivals", [way]) for n in "ab" for way in ways)
+    assert found == sorted((n, "compile_rivals", [route]) for n in "ab" for route in routes)
 
 
 def test_what_was_searched_before_races_with_what_is_captured(in_one_go) -> None:
@@ -352,7 +352,7 @@ def test_a_race_whose_process_was_lost_compiles_again_within_its_time(in_one_go)
 def test_a_cpu_has_rivals_of_its_own_and_others_are_refused(in_one_go, capsys) -> None:
     answers = Answers()
     in_one_go(answers, "a", "--device", "cpu")
-    assert [ways for *_, ways in answers.of("race")] == [["eager", "eager-channels-last"]]
+    assert [routes for *_, routes in answers.of("race")] == [["eager", "eager-channels-last"]]
     with pytest.raises(SystemExit):
         in_one_go(answers, "a", "--device", "cpu", "--rivals", "eager", "cuda-graph")
     assert "no routes on cpu: cuda-graph" in capsys.readouterr().err

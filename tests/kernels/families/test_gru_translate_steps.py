@@ -76,8 +76,8 @@ def test_a_guess_takes_it_where_the_blocks_of_one_launch_do_not_fit(step_of):
 class Lent:
     """A pool that makes nothing."""
 
-    def __init__(self, checked, held, *, frozen):
-        self.checked, self.held = checked, held
+    def __init__(self, checked, owned, *, frozen):
+        self.checked, self.owned = checked, owned
         self.graph, self.plan, self.space = checked.graph, checked.plan, checked.space
         self.frozen, self.match = frozen, None
 
@@ -202,7 +202,7 @@ def test_it_is_right(step_of, gpu_space, rows, given):
 def run_by(family, model, *given):
     """The model from a plan of that family."""
     found = plantune.optimize(model, *given, fallback="silent")
-    graph, space = found._calls.expected_graph(), found._calls._kinds.space()
+    graph, space = found._calls.expected_graph(), found._calls._table.space()
     preferences = (Preference(family), *FALLBACK)
     plan = compose(graph, space, network="by hand", preferences=preferences)
     remember_proof(plan, environment_of(torch.device("cuda", 0)))

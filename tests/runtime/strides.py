@@ -45,7 +45,7 @@ Tensors = Mapping[str, Tensor | None]
 
 
 def plan_everything(monkeypatch: pytest.MonkeyPatch, kind: str, route: str = PROGRAM) -> None:
-    """Whatever graph a call has, it runs from a plan, or by the way of the framework's that this
+    """Whatever graph a call has, it runs from a plan, or by the route of the framework's that this
     names. It is taken as it is: what comes of it is compared here.
     """
 

@@ -32,7 +32,9 @@ class HopperConvPlanes : public HopperConvTile<C> {
     uint32_t of[kPlanes > 0 ? kPlanes : 1][kParts][4];
   };
 
-  /// Leaves the last slot of images to be released.
+  /// Leaves the last slot of images to be released. Factors of a step are read while products still
+  /// read those of the step before, and have registers of their own: if one variable took both, the
+  /// compiler would write to registers that products are reading.
   __device__ __forceinline__ void multiply_planes(float (&sums)[kSums],
                                                   Slot<C::kWeightStages>& weight_slot,
                                                   Slot<C::kImageStages>& image_slot) const {
@@ -42,32 +44,43 @@ class HopperConvPlanes : public HopperConvTile<C> {
     float partial[kSums] = {};
     Step step = first_step();
     wait(image_full(image_slot.stage), image_slot.parity);
-    Factors factors = read_factors(image_slot.stage, step);
-    for (int i = begin_; i < end_; ++i) {
-      wait(weight_full(weight_slot.stage), weight_slot.parity);
-      if constexpr (kLeaves) {
-        start_products(factors, weight_slot.stage, partial);
-      } else {
-        start_products(factors, weight_slot.stage, sums);
-      }
-      Factors next;
-      advance(step);
-      if (i + 1 < end_) {
-        if (starts_box(step)) next_image(image_slot);
-        next = read_factors(image_slot.stage, step);
-      }
-      end_products(factors, partial, sums);
-      release(weight_slot.stage, weight_empty(weight_slot.stage));
-      weight_slot.advance();
-      if constexpr (kLeaves) {
-#pragma unroll
-        for (int j = 0; j < kSums; ++j) sums[j] += partial[j];
-      }
-      factors = next;
+    Factors even, odd;
+    read_factors(image_slot.stage, step, even);
+#pragma unroll 1
+    for (int left = end_ - begin_; left > 0; left -= 2) {
+      multiply_step(even, odd, left > 1, step, partial, sums, weight_slot, image_slot);
+      if (left == 1) break;
+      multiply_step(odd, even, left > 2, step, partial, sums, weight_slot, image_slot);
     }
   }
 
  private:
+  /// Multiplies by the factors of a step, and meanwhile reads the next ones, if there are any.
+  __device__ __forceinline__ void multiply_step(Factors& factors, Factors& next, bool has_next,
+                                                Step& step, float (&partial)[kSums],
+                                                float (&sums)[kSums],
+                                                Slot<C::kWeightStages>& weight_slot,
+                                                Slot<C::kImageStages>& image_slot) const {
+    wait(weight_full(weight_slot.stage), weight_slot.parity);
+    if constexpr (kLeaves) {
+      start_products(factors, weight_slot.stage, partial);
+    } else {
+      start_products(factors, weight_slot.stage, sums);
+    }
+    advance(step);
+    if (has_next) {
+      if (starts_box(step)) next_image(image_slot);
+      read_factors(image_slot.stage, step, next);
+    }
+    end_products(factors, partial, sums);
+    release(weight_slot.stage, weight_empty(weight_slot.stage));
+    weight_slot.advance();
+    if constexpr (kLeaves) {
+#pragma unroll
+      for (int j = 0; j < kSums; ++j) sums[j] += partial[j];
+    }
+  }
+
   /// Until here products read the factors, and change sums unseen.
   static __device__ __forceinline__ void end_products(Factors& factors, float (&partial)[kSums],
                                                       float (&sums)[kSums]) {
@@ -114,12 +127,11 @@ class HopperConvPlanes : public HopperConvTile<C> {
     fence_registers(sums);
   }
 
-  __device__ __forceinline__ Factors read_factors(int stage, const Step& step) const {
-    Factors factors;
+  __device__ __forceinline__ void read_factors(int stage, const Step& step,
+                                               Factors& factors) const {
     const int row = threadIdx.x / 32 * 16 + row_of_warp();
     read_row<0>(image_row(stage, step, row), factors);
     read_row<1>(image_row(stage, step, row + 8), factors);
-    return factors;
   }
 
   /// The floats of a row, and the channels' place in its swizzle.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from plantune.devices.cuda.flags import float32_precisions
 from plantune.kernels.family import Arch, Attrs
 from plantune.kernels.hopper.float_products import why_not_math
 from plantune.kernels.hopper.float_weight_gradient import FloatWgradDesign
@@ -28,8 +27,8 @@ class HopperFloatWgrad(WgradFamily):
         return why_not_math(parts.step, config) or super().why_not_config(parts, config, arch)
 
     def can_be_guessed(self, parts: WgradParts, config: Attrs) -> bool:
-        """Not where torch rounds to tf32: we have no times beside cuDNN's there."""
-        return float32_precisions()[0] != "tf32"
+        """Not yet: we have no times beside cuDNN's."""
+        return False
 
     def uncut(self, cut: Cut, axes: Mapping[str, int], config: Attrs) -> FloatWgradDesign:
         return FloatWgradDesign(cut, **axes, split_k=1, planes=PLANES[str(config["math"])])

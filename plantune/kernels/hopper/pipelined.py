@@ -61,17 +61,15 @@ class PipelinedConv(hopper.HopperFamily[hopper.WarpgroupParts]):
         refuse(
             {
                 **hopper.not_multiplied(factor, self.multiplies),
-                f"x of {x} as factors of {factor}": x not in (factor, "float32"),
+                f"x of {x} as factors of {factor}": x != factor,
                 f"images of {' and '.join(sorted(images))}": images - FACTORS.keys(),
                 f"sums of {' and '.join(sorted(sums))}": sums not in (set(), {x}, {"float32"}),
             }
         )
 
     def elements(self, parts: hopper.WarpgroupParts, config: Attrs) -> Elements:
-        """The elements of its operands: floats of x are rounded on the way to 16 bits."""
-        factor = parts.conv.types[0].dtype
-        rounds = parts.step.types[parts.x].dtype != factor
-        return Elements.of(parts, factor, planes=1 if rounds else 0)
+        """The elements of its operands."""
+        return Elements.of(parts, parts.conv.types[0].dtype)
 
     def why_not_config(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> str | None:
         if config["reuse"] and (reason := hopper.why_not_reuse(parts.shape, int(config["tile_m"]))):

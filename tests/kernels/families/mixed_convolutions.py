@@ -52,7 +52,6 @@ CONVOLUTIONS: Mapping[str, Emit] = {
     "fixup": fixup,
     "a stream of floats": stream,
     "stored twice": stored_twice,
-    "of floats": of_floats,
 }
 
 

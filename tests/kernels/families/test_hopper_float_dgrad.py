@@ -13,13 +13,12 @@ from plantune.kernels.families.hopper_float_dgrad import FAMILY
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not
 from plantune.space.arch import load_arch
-from plantune.space.search_space import load_search_space
 
 from .image_gradients import FIRST, MASKED, POOLED, SECOND, Gradient
-from .test_hopper_float_conv import MATHS, config
+from .test_hopper_float_conv import MATHS, config, with_planes
 
 ARCH = load_arch("sm90")
-SPACE = load_search_space("sm90")
+SPACE = with_planes("hopper_float_dgrad")
 
 
 @pytest.fixture(autouse=True)

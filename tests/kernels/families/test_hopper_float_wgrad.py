@@ -158,9 +158,6 @@ def test_two_planes_have_more_digits_than_tf32(step_of, name):
     assert (trial.run("run", NANS)[made] - exact).norm() <= 1e-4 * exact.norm()
 
 
-def test_a_guess_takes_it_where_products_are_not_rounded(step_of):
+def test_a_guess_leaves_it_until_it_was_timed(step_of):
     parts = FAMILY.parts(step_of(layer(0), "float32"))
-    chosen = Attrs(math="planes", **config())
-    assert not FAMILY.can_be_guessed(parts, chosen)
-    with flags(torch.backends.cudnn.conv, fp32_precision="ieee"):
-        assert FAMILY.can_be_guessed(parts, chosen)
+    assert not any(FAMILY.can_be_guessed(parts, c) for c in FAMILY.configs(SPACE)[:8])

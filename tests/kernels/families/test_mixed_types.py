@@ -14,6 +14,7 @@ from plantune.space.search_space import load_search_space
 from ..conftest import step_of
 from .conftest import MARKS, legal
 from .mixed import MIXED
+from .mixed_convolutions import of_floats
 
 CASES = [(family, name) for family, table in MIXED.items() for name in table]
 DTYPES = ("float16", "bfloat16")
@@ -61,6 +62,12 @@ def test_families_of_one_type_refuse_it_with_a_reason(family: str, name: str) ->
         assert other.why_not_step(step), other.name
     for candidate in legal(family_named(family), step):
         assert why_not(step, candidate, space) is None
+
+
+def test_an_image_of_floats_is_rounded_before_a_hopper_convolution() -> None:
+    step = step_of(of_floats, "float16")
+    why_not_step = family_named("hopper_conv").why_not_step(step)
+    assert why_not_step == "x of float32 as factors of float16"
 
 
 ARCHS = ("sm70", "sm75", "sm80", "sm90", "sm100", "sm120")

@@ -46,7 +46,7 @@ def _steps(arch: str) -> tuple[Step, ...]:
     from plantune.plans.workload import Workload
 
     workloads = (Workload(name, 1, 3, mode, "float16", arch) for name, mode in NETWORKS)
-    others = (_other_layers(), _translation(), _sequences())
+    others = (_other_layers(), _of_float32(), _translation(), _sequences())
     graphs = (*(workload.graph for workload in workloads), *others)
     fusions = tuple(all_fusions())
     return tuple(step for graph in graphs for step in alternatives(graph, fusions))
@@ -94,6 +94,18 @@ def _other_layers() -> Graph:
     rows, *statistics = builder.emit("layer_norm", image, axes=1, eps=1e-5)
     (dx,) = builder.emit("layer_norm_grad", rows, image, *statistics, axes=1, eps=1e-5, affine=0)
     return builder.build((rows, dx, _attention(builder), *_batch_norm(builder, rows)))
+
+
+def _of_float32() -> Graph:
+    """Convolutions of an image that is cast to float32, and their gradients."""
+    builder = GraphBuilder()
+    image = builder.input("x", TensorType((1, HIDDEN, 8, 8), "float16"))
+    (image,) = builder.emit("cast", image, dtype="float32")
+    geometry: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+    for name in ("first", "second"):
+        weight = builder.parameter(f"{name} weight", TensorType((HIDDEN, HIDDEN, 3, 3)))
+        (image,) = builder.emit("conv2d", image, weight, **geometry, groups=1)
+    return differentiate(builder.build((image,)))
 
 
 def _residual_block(builder: GraphBuilder, image: str, geometry: dict[str, Any]) -> str:

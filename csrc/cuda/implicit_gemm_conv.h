@@ -308,13 +308,14 @@ CUTLASS_DEVICE void clear_counters(unsigned* counters, int count) {
 }  // namespace plantune
 
 /// The kernels of one instantiation that read aligned addresses.
+/// `reduce` is told that one block is enough: else the assembler spills a word for one more.
 #define PLANTUNE_IMPLICIT_GEMM(Conv)                                                           \
   extern "C" __global__ void __launch_bounds__(Conv::kThreads)                                 \
       run(__grid_constant__ const Conv::Params params,                                         \
           __grid_constant__ const plantune::ConvOperands operands) {                           \
     Conv::run(params, operands);                                                               \
   }                                                                                            \
-  extern "C" __global__ void __launch_bounds__(Conv::kThreads)                                 \
+  extern "C" __global__ void __launch_bounds__(Conv::kThreads, 1)                              \
       reduce(__grid_constant__ const Conv::Params params,                                      \
              __grid_constant__ const plantune::ConvOperands operands) {                        \
     Conv::reduce(params, operands);                                                            \

@@ -74,6 +74,12 @@ def residual() -> Graph:
     return extract(Residual().half().eval(), TensorType((8, 32, 16, 16), "float16"))
 
 
+def trained_floats() -> Graph:
+    """Convolutions of float32."""
+    module = nn.Sequential(*(nn.Conv2d(64, 64, 3, padding=1) for _ in range(2)))
+    return differentiate(extract(module, TensorType((8, 64, 8, 8))))
+
+
 def trained_rows() -> Graph:
     module = nn.Sequential(nn.Linear(64, 96), nn.LayerNorm(96), nn.GroupNorm(8, 96)).half()
     return differentiate(extract(module, TensorType((512, 64), "float16")))
@@ -127,6 +133,7 @@ PROBLEMS = (
     residual,
     translator,
     trained_rows,
+    trained_floats,
     heads,
     recurrent,
     registered("resnet18", 8, 3, "train"),

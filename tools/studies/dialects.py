@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 import plantune
+from plantune.devices.cuda.flags import float32_precisions, set_precisions
 from plantune.devices.machine import environment_of
 from plantune.models.registry import network
 
@@ -49,10 +50,13 @@ class Dialect:
 
     @contextmanager
     def spoken(self, device: str) -> Iterator[None]:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
-        on = self.autocast is not None
-        with torch.autocast(device, self.autocast or torch.float16, enabled=on):
-            yield
+        before, on = float32_precisions(), self.autocast is not None
+        set_precisions(("tf32" if self.tf32 else "ieee",) * len(before))
+        try:
+            with torch.autocast(device, self.autocast or torch.float16, enabled=on):
+                yield
+        finally:
+            set_precisions(before)
 
 
 DIALECTS = {
